@@ -1,0 +1,1 @@
+"""Rules. Pure functions over small values: no clock, no chance, no I/O, no logging."""

@@ -1,0 +1,87 @@
+"""Every tunable, named once, with its unit in its name.
+
+A limit that is met is answered with a refusal that says which one it was. Values follow
+docs/protocol/serving.md.
+"""
+
+from typing import Final
+
+MICRO_PER_CREDIT: Final = 1_000_000
+TOKENS_PER_PRICE: Final = 1_000_000
+"""Prices are micro-credits per million tokens."""
+
+# Money
+starting_credit_micro: Final = 10 * MICRO_PER_CREDIT
+fee_basis_points: Final = 1_000
+"""10 % added on top of the provider's price, rounded down."""
+price_input_micro_per_mtok: Final = 400_000
+price_output_micro_per_mtok: Final = 2_000_000
+hold_block_micro: Final = 1_000_000
+hold_life_ms: Final = 600_000
+hold_renewal_ms: Final = 120_000
+hold_grace_ms: Final = 900_000
+"""After a hold's life, the time in which work it covered may still report."""
+hold_reply_timeout_ms: Final = 2_000
+holds_per_account_max: Final = 64
+
+# Serving
+accept_timeout_ms: Final = 500
+first_token_timeout_ms: Final = 10_000
+silence_timeout_ms: Final = 2_000
+request_timeout_ms: Final = 600_000
+keepalive_ms: Final = 1_000
+acknowledgement_silence_ms: Final = 5_000
+"""A node that hears no acknowledgement for so long stops its engine: the gateway is gone."""
+slow_client_timeout_ms: Final = 60_000
+chunk_tick_ms: Final = 5
+unstreamed_tick_ms: Final = 1_000
+"""A request that is not streamed is sent in larger pieces, at the keep-alive's pace."""
+window_bytes: Final = 64 * 1024
+acknowledge_every_chunks: Final = 16
+acknowledge_every_ms: Final = 100
+attempts_max: Final = 3
+template_tokens_margin: Final = 64
+"""Tokens a chat template may add to a prompt; a prompt has at most one token a byte besides."""
+max_tokens_default: Final = 512
+finished_attempts_kept: Final = 4_096
+"""Attempts a node remembers after their end, to answer a repeat alike."""
+
+# Bodies and queues
+body_bytes_max: Final = 4 * 1024 * 1024
+payload_bytes_max: Final = 8 * 1024 * 1024
+messages_per_request_max: Final = 4_096
+json_depth_max: Final = 32
+choices_max: Final = 8
+stop_sequences_max: Final = 4
+stop_sequence_bytes_max: Final = 256
+top_logprobs_max: Final = 20
+requests_in_flight_max: Final = 1_024
+requests_per_key_in_flight_max: Final = 256
+node_queue_max: Final = 256
+replay_window: Final = 1_024
+events_page_max: Final = 1_000
+
+# Receipts
+receipts_tick_ms: Final = 100
+receipt_repeat_first_ms: Final = 1_000
+receipt_repeat_last_ms: Final = 30_000
+receipts_per_batch_max: Final = 256
+countersign_tick_ms: Final = 1_000
+
+# Membership
+heartbeat_ms: Final = 5_000
+suspect_after_ms: Final = 12_000
+dead_after_ms: Final = 20_000
+dead_after_closed_ms: Final = 3_000
+mass_silence_nodes_min: Final = 3
+mass_silence_share_percent: Final = 50
+"""Once at least so many nodes and this share of the living fall silent together, evictions freeze:
+the fault is more likely ours."""
+reconcile_ms: Final = 2_000
+replica_digest_ms: Final = 5_000
+key_cache_ms: Final = 30_000
+"""A revoked key may be served so long by a gateway that missed the notice."""
+
+# Store
+group_items_max: Final = 512
+outbox_tick_ms: Final = 1_000

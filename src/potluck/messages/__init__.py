@@ -1,0 +1,1 @@
+"""Words on the wire: subjects, the envelope, and every message's shape."""
