@@ -29,7 +29,7 @@ def paths(leaves: Sequence[bytes]) -> list[list[bytes]]:
 
 
 def included(leaf: bytes, index: int, size: int, path: Sequence[bytes], top: bytes) -> bool:
-    """Whether `leaf` is number `index` of `size` leaves under the root `top` (RFC 9162, 2.1.3.2)."""
+    """Whether `leaf` is number `index` of `size` under the root `top` (RFC 9162, 2.1.3.2)."""
     if not 0 <= index < size:
         return False
     position, last = index, size - 1

@@ -26,8 +26,12 @@ holds_per_account_max: Final = 64
 
 # Serving
 accept_timeout_ms: Final = 500
+queue_timeout_ms: Final = 60_000
+"""How long a request may wait on a node for a free slot, kept alive, before it is refused."""
 first_token_timeout_ms: Final = 10_000
+"""From the engine's start on the prompt; measured by the node."""
 silence_timeout_ms: Final = 2_000
+"""No frame of any kind for so long: the node is lost to this request."""
 request_timeout_ms: Final = 600_000
 keepalive_ms: Final = 1_000
 acknowledgement_silence_ms: Final = 5_000
@@ -42,7 +46,6 @@ acknowledge_every_ms: Final = 100
 attempts_max: Final = 3
 template_tokens_margin: Final = 64
 """Tokens a chat template may add to a prompt; a prompt has at most one token a byte besides."""
-max_tokens_default: Final = 512
 finished_attempts_kept: Final = 4_096
 """Attempts a node remembers after their end, to answer a repeat alike."""
 

@@ -52,7 +52,7 @@ def cost_max_micro(price: Price, *, prompt_bytes: int, completion_tokens_max: in
         + completion_tokens_max * price.output_micro_per_mtok
     )
     scaled = parts * (10_000 + price.fee_basis_points)
-    # Rounded up, this covers the half-even rounding of `cost` too, as long as the fee is below 100 %.
+    # Rounding up covers the half-even rounding of `cost` too, while the fee is below 100 %.
     return -(-scaled // (parameters.TOKENS_PER_PRICE * 10_000))
 
 

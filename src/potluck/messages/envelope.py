@@ -97,7 +97,7 @@ def boot_from_bytes(raw: bytes) -> BootId:
     return known
 
 
-class Body(msgspec.Struct, array_like=True, frozen=True):
+class Body(msgspec.Struct, array_like=True):
     """Base of all bodies: MessagePack arrays, fields in the order of their declaration.
 
     New fields go to the end, with a default, so that older bytes still decode.

@@ -1,0 +1,1 @@
+"""Needs: what the rooms ask of the world, as Protocols. Real ones stand in `adapters`."""
