@@ -1,0 +1,1 @@
+"""Touch: the real things behind the ports."""
