@@ -1,0 +1,189 @@
+"""One process's connection to NATS, as the bus port.
+
+nats-py drops messages silently when a subscriber is slow, so handlers return at once, and what must
+arrive is repeated by its sender. Publishing never waits: messages are handed to one pump task.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as NatsPySubscription
+
+from potluck.core import parameters
+from potluck.messages import subjects
+from potluck.ports.bus import BusClosedError, BusTimeoutError, Delivery, Handler
+
+_log = logging.getLogger(__name__)
+_RECONNECT_WAIT_S = 0.2
+_PENDING_BYTES_MAX = 64 * 1024 * 1024
+_PENDING_MESSAGES_MAX = 65_536
+_OUTBOX_MESSAGES_MAX = 65_536
+
+
+class NatsSubscription:
+    def __init__(self, subscription: NatsPySubscription) -> None:
+        self._subscription = subscription
+
+    async def close(self) -> None:
+        with contextlib.suppress(nats.errors.Error):
+            await self._subscription.unsubscribe()
+
+
+class NatsBus:
+    """Made by `connect`."""
+
+    def __init__(self, client: Client, observer: Client | None) -> None:
+        self._client = client
+        self._observer = observer
+        self._outbox: deque[tuple[str, bytes]] = deque()
+        self._wake = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._pump = asyncio.get_running_loop().create_task(self._run())
+        self.dropped = 0
+        """Messages given up because the server was away for too long."""
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        credentials: Path,
+        identity: str,
+        *,
+        observer_credentials: Path | None = None,
+        timeout_ms: int = 10_000,
+    ) -> "NatsBus":
+        """Waits for a server that is still starting. Raises `BusClosedError`."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                client = await _dial(url, credentials, identity)
+                observer = None
+                if observer_credentials is not None:
+                    observer = await _dial(url, observer_credentials, identity)
+        except (TimeoutError, OSError, nats.errors.Error) as error:
+            raise BusClosedError(f"no NATS server at {url}: {error!r}") from error
+        return cls(client, observer)
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._client.is_connected)
+
+    def publish(self, subject: str, payload: bytes) -> None:
+        if self._client.is_closed:
+            raise BusClosedError("the connection is closed")
+        if len(payload) > parameters.payload_bytes_max:
+            raise BusClosedError(f"{len(payload)} bytes are more than the bus carries")
+        if len(self._outbox) >= _OUTBOX_MESSAGES_MAX:
+            self.dropped += 1
+            return
+        self._outbox.append((subject, payload))
+        self._empty.clear()
+        self._wake.set()
+
+    async def request(self, subject: str, payload: bytes, timeout_ms: int) -> bytes:
+        try:
+            answer = await self._client.request(subject, payload, timeout=timeout_ms / 1000)
+        except (nats.errors.TimeoutError, nats.errors.NoRespondersError):
+            raise BusTimeoutError(subject) from None
+        except nats.errors.Error as error:
+            raise BusClosedError(repr(error)) from error
+        return bytes(answer.data)
+
+    async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> NatsSubscription:
+        async def deliver(message: Msg) -> None:
+            try:
+                handler(Delivery(message.subject, message.data, message.reply))
+            except Exception:
+                _log.exception("handler failed", extra={"subject": message.subject})
+
+        return await self._subscribe(self._client, subject, deliver, queue)
+
+    async def subscribe_departures(self, handler: Callable[[str], None]) -> NatsSubscription:
+        if self._observer is None:
+            raise BusClosedError("departures are heard by coordinators only")
+
+        async def deliver(message: Msg) -> None:
+            client = json.loads(message.data).get("client", {})
+            # The name in the JWT, written by the authority; `name` is what the client says.
+            if identity := client.get("name_tag"):
+                handler(identity)
+
+        return await self._subscribe(self._observer, "$SYS.ACCOUNT.*.DISCONNECT", deliver, "")
+
+    async def drain(self) -> None:
+        deadline_s = 2.0
+        with contextlib.suppress(TimeoutError, nats.errors.Error):
+            async with asyncio.timeout(deadline_s):
+                await self._empty.wait()
+                await self._client.flush()
+        self._pump.cancel()
+        for client in (self._client, self._observer):
+            if client is not None:
+                with contextlib.suppress(nats.errors.Error, OSError):
+                    await client.close()
+
+    async def _subscribe(
+        self,
+        client: Client,
+        subject: str,
+        deliver: Callable[[Msg], Awaitable[None]],
+        queue: str,
+    ) -> NatsSubscription:
+        try:
+            subscription = await client.subscribe(
+                subject,
+                queue=queue,
+                cb=deliver,
+                pending_msgs_limit=_PENDING_MESSAGES_MAX,
+                pending_bytes_limit=_PENDING_BYTES_MAX,
+            )
+            # The server has it once this returns: nothing said afterwards is missed.
+            await client.flush()
+        except (nats.errors.Error, OSError) as error:
+            raise BusClosedError(repr(error)) from error
+        return NatsSubscription(subscription)
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._outbox:
+                subject, payload = self._outbox.popleft()
+                try:
+                    await self._client.publish(subject, payload)
+                except nats.errors.OutboundBufferLimitError:
+                    self.dropped += 1
+                except nats.errors.Error:
+                    _log.debug("publish failed", extra={"subject": subject})
+            self._empty.set()
+
+
+async def _dial(url: str, credentials: Path, identity: str) -> Client:
+    return await nats.connect(
+        url,
+        name=identity,
+        user_credentials=str(credentials),
+        inbox_prefix=subjects.inbox_prefix(identity),
+        allow_reconnect=True,
+        max_reconnect_attempts=-1,
+        reconnect_time_wait=_RECONNECT_WAIT_S,
+        connect_timeout=2,
+        ping_interval=5,
+        max_outstanding_pings=2,
+        error_cb=_on_error,
+        pending_size=_PENDING_BYTES_MAX,
+    )
+
+
+async def _on_error(error: Exception) -> None:
+    # Reconnecting tries again and again; each refusal would otherwise fill the log.
+    _log.debug("bus: %r", error)
