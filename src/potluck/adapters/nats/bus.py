@@ -18,6 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsPySubscription
 
+from potluck.adapters.nats import credentials
 from potluck.core import parameters
 from potluck.messages import subjects
 from potluck.ports.bus import BusClosedError, BusTimeoutError, Delivery, Handler
@@ -56,16 +57,16 @@ class NatsBus:
     async def connect(
         cls,
         url: str,
-        credentials: Path,
+        credentials_file: Path,
         identity: str,
         *,
-        observer_credentials: Path | None = None,
+        observer_credentials_file: Path | None = None,
         timeout_ms: int = 10_000,
     ) -> "NatsBus":
         """Waits for a server that is still starting. Raises `BusClosedError`."""
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                client = await _dial(url, credentials, identity)
+                client = await _dial(url, credentials_file, identity)
                 observer = None
                 if observer_credentials is not None:
                     observer = await _dial(url, observer_credentials, identity)
@@ -113,9 +114,9 @@ class NatsBus:
 
         async def deliver(message: Msg) -> None:
             client = json.loads(message.data).get("client", {})
-            # The name in the JWT, written by the authority; `name` is what the client says.
-            if identity := client.get("name_tag"):
-                handler(identity)
+            # The server has checked this JWT; `name` beside it is only what the client says.
+            if jwt := client.get("jwt"):
+                handler(credentials.name_in(jwt))
 
         return await self._subscribe(self._observer, "$SYS.ACCOUNT.*.DISCONNECT", deliver, "")
 
@@ -167,11 +168,11 @@ class NatsBus:
             self._empty.set()
 
 
-async def _dial(url: str, credentials: Path, identity: str) -> Client:
+async def _dial(url: str, credentials_file: Path, identity: str) -> Client:
     return await nats.connect(
         url,
         name=identity,
-        user_credentials=str(credentials),
+        user_credentials=str(credentials_file),
         inbox_prefix=subjects.inbox_prefix(identity),
         allow_reconnect=True,
         max_reconnect_attempts=-1,
