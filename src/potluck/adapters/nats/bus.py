@@ -60,7 +60,7 @@ class NatsBus:
         credentials_file: Path,
         identity: str,
         *,
-        observer_credentials_file: Path | None = None,
+        observer_credentials: Path | None = None,
         timeout_ms: int = 10_000,
     ) -> "NatsBus":
         """Waits for a server that is still starting. Raises `BusClosedError`."""
