@@ -1,0 +1,1 @@
+"""Start: the commands people type, and the composition roots of each process."""

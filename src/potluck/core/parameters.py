@@ -88,3 +88,49 @@ key_cache_ms: Final = 30_000
 # Store
 group_items_max: Final = 512
 outbox_tick_ms: Final = 1_000
+
+# Gateway
+infer_repeat_ms: Final = 200
+"""An order that was not accepted is said once more: the first may be lost."""
+keys_cached_max: Final = 65_536
+hold_try_timeout_ms: Final = 500
+"""A question for money is repeated so often within `hold_reply_timeout_ms`."""
+hold_top_up_pause_ms: Final = 5_000
+"""After a refused top-up; what is held is spent in the meantime."""
+query_timeout_ms: Final = 2_000
+events_wait_ms: Final = 25_000
+greet_repeat_ms: Final = 1_000
+stop_grace_ms: Final = 30_000
+"""How long streams may run on after a gateway was told to stop."""
+sse_comment_ms: Final = 10_000
+infer_alone_bytes: Final = 256 * 1024
+"""An order this large travels in a message of its own."""
+deliveries_per_batch_max: Final = 1_024
+
+# Agent
+sandbox_tmp_bytes: Final = 64 * 1024 * 1024
+sandbox_pids_max: Final = 128
+engine_memory_min_bytes: Final = 512 * 1024 * 1024
+"""Below this an engine cannot even start, whatever its model's manifest says."""
+engine_start_timeout_ms: Final = 120_000
+engine_stop_grace_ms: Final = 2_000
+engine_line_bytes_max: Final = 1024 * 1024
+engine_connections_kept: Final = 64
+model_retry_first_ms: Final = 1_000
+model_retry_last_ms: Final = 60_000
+deployments_per_node_max: Final = 32
+hello_timeout_ms: Final = 2_000
+journal_compact_bytes: Final = 4 * 1024 * 1024
+receipts_refused_kept: Final = 1_000
+store_busy_timeout_ms: Final = 5_000
+store_cache_kib: Final = 32_768
+
+# Processes on one machine
+stop_grace_ms: Final = 5_000
+"""How long a process may take to end when asked, before it is killed."""
+child_settled_ms: Final = 30_000
+"""A child that lived so long is not failing, whatever ends it."""
+child_back_off_first_ms: Final = 200
+child_back_off_last_ms: Final = 10_000
+child_failures_max: Final = 6
+"""So many quick ends in a row, and `up` gives up before it has ever served."""

@@ -1,0 +1,88 @@
+"""The data folder of a pool on this machine: where everything lies.
+
+Private to its owner (mode 0700); engines and models below it are opened to the sandbox one by one.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class DataFolder:
+    root: Path
+
+    @property
+    def settings(self) -> Path:
+        return self.root / "potluck.toml"
+
+    @property
+    def founding(self) -> Path:
+        return self.root / "pool.json"
+
+    @property
+    def credentials(self) -> Path:
+        """The owner's API key and the gateway's address: what the CLI reads by default."""
+        return self.root / "credentials.json"
+
+    @property
+    def database(self) -> Path:
+        return self.root / "pool.db"
+
+    @property
+    def nats_keys(self) -> Path:
+        return self.root / "nats"
+
+    @property
+    def gateway(self) -> Path:
+        return self.root / "gateway"
+
+    def node(self, name: str) -> Path:
+        return self.root / "nodes" / name
+
+    @property
+    def models(self) -> Path:
+        return self.root / "models"
+
+    @property
+    def engines(self) -> Path:
+        return self.root / "engines"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def run(self) -> Path:
+        """What only a running pool needs: swept when it starts and when it ends."""
+        return self.root / "run"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def state(self) -> Path:
+        return self.run / "supervisor.json"
+
+    def bus_credentials(self, identity: str) -> Path:
+        return self.run / f"{identity}.creds"
+
+    @property
+    def observer_credentials(self) -> Path:
+        return self.run / "observer.creds"
+
+    @property
+    def nats_config(self) -> Path:
+        return self.run / "nats.json"
+
+    def prepare(self) -> None:
+        """Makes the folders. Raises `OSError`."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        # Traversable, so that a sandbox's user reaches engines and models.
+        self.root.chmod(0o711)
+        for folder in (self.logs, self.run, self.gateway, self.nats_keys):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)
+        for folder in (self.models, self.engines, self.root / "nodes"):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o711)

@@ -1,0 +1,1 @@
+"""Composition roots: each process of a pool is put together here, and nowhere else."""

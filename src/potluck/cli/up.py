@@ -1,0 +1,260 @@
+"""`potluck up`: a whole pool on this machine, from nothing or from where it stood."""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Final
+
+import httpx
+import msgspec
+
+from potluck.adapters import keys
+from potluck.adapters.clock import SystemClock
+from potluck.adapters.nats import credentials, server
+from potluck.adapters.processes import LocalProcesses
+from potluck.cli import founding, sweep
+from potluck.cli.failures import CommandError
+from potluck.cli.folder import DataFolder
+from potluck.cli.founding import CredentialsFile, PoolFile
+from potluck.cli.settings import UpSettings
+from potluck.cli.supervisor import Child, Supervisor
+from potluck.core import ids
+from potluck.messages import errors
+from potluck.ports.processes import SpawnError
+
+_log = logging.getLogger(__name__)
+_READY_POLL_MS: Final = 50
+_LOG_TAIL_BYTES: Final = 2_000
+LOOPBACK: Final = "127.0.0.1"
+
+
+class Pool:
+    """A running pool, as `up` holds it."""
+
+    def __init__(
+        self, folder: DataFolder, settings: UpSettings, owner: CredentialsFile, kept: Supervisor
+    ) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.owner = owner
+        self.supervisor = kept
+
+    async def until_ready(self, report: Callable[[str], None]) -> None:
+        """Returns once a request would succeed; `report` is told what is waited for."""
+        async with httpx.AsyncClient(base_url=self.owner.url, timeout=2) as client:
+            while True:
+                failing = self.supervisor.failing()
+                if failing is not None:
+                    raise _child_failed(self.folder, failing)
+                with contextlib.suppress(httpx.HTTPError, msgspec.MsgspecError):
+                    answer = await client.get("/readyz")
+                    if answer.status_code == 200:
+                        return
+                    report(_reason(answer))
+                await asyncio.sleep(_READY_POLL_MS / 1000)
+
+
+@asynccontextmanager
+async def running(
+    folder: DataFolder, settings: UpSettings, notice: Callable[[str], None]
+) -> AsyncIterator[Pool]:
+    """Starts all processes; on leaving, all are gone. Raises `CommandError`."""
+    with _locked(folder), _listening(settings.port) as listener:
+        for swept in sweep.sweep(folder):
+            notice(f"swept what an earlier run left: {swept}")
+        folder.prepare()
+        pool = founding.found(folder, settings.model)
+        url = f"http://{LOOPBACK}:{listener.getsockname()[1]}"
+        owner = founding.remember_url(folder, url)
+        supervisor: Supervisor
+
+        def write_state() -> None:
+            _write_state(folder, url, settings.nodes, supervisor)
+
+        processes = LocalProcesses(use_cgroups=False)
+        supervisor = Supervisor(processes, SystemClock(), write_state)
+        try:
+            for child in _children(folder, settings, pool, listener):
+                supervisor.start(child)
+            yield Pool(folder, settings, owner, supervisor)
+        except (SpawnError, OSError, server.ServerMissingError) as error:
+            raise CommandError(f"the pool cannot start: {error}", "see CONTRIBUTING.md") from error
+        finally:
+            await supervisor.stop()
+            sweep.clear(folder)
+
+
+def _children(
+    folder: DataFolder, settings: UpSettings, pool: PoolFile, listener: socket.socket
+) -> Iterator[Child]:
+    authority = credentials.Authority(folder.nats_keys)
+    bus_port = _free_port()
+    bus_url = f"nats://{LOOPBACK}:{bus_port}"
+    server.write_config(folder.nats_config, port=bus_port, authority=authority)
+    environment = _environment()
+
+    def child(name: str, argv: list[str], *pass_fds: int) -> Child:
+        log = folder.logs / f"{name}.log"
+        return Child(name=name, argv=argv, env=environment, log=log, pass_fds=pass_fds)
+
+    def python(root: str, *arguments: str) -> list[str]:
+        # -P: what lies in the folder where `up` was typed must not be imported.
+        return [
+            sys.executable,
+            "-P",
+            "-m",
+            f"potluck.cli.roots.{root}",
+            str(folder.root),
+            *arguments,
+        ]
+
+    yield child("nats", server.argv(folder.nats_config))
+
+    rights = credentials.coordinator_rights(pool.pool, pool.coordinator)
+    _give(folder, authority, pool.coordinator, rights)
+    observer = authority.observer(pool.coordinator)
+    keys.write_private(folder.observer_credentials, observer)
+    yield child("coordinator", python("coordinator", bus_url))
+
+    signer = keys.load_or_create(folder.gateway / "identity.key")
+    gateway = ids.gateway_id(signer.public_key)
+    _give(folder, authority, gateway, credentials.member_rights(pool.pool, gateway))
+    descriptor = listener.fileno()
+    yield child("gateway", python("gateway", bus_url, str(descriptor)), descriptor)
+
+    threads = max(1, len(os.sched_getaffinity(0)) // settings.nodes)
+    for index in range(1, settings.nodes + 1):
+        name = f"node-{index}"
+        signer = keys.load_or_create(folder.node(name) / "identity.key")
+        node = ids.node_id(signer.public_key)
+        _give(folder, authority, node, credentials.member_rights(pool.pool, node))
+        yield child(name, python("agent", bus_url, name, str(threads)))
+
+
+def _give(
+    folder: DataFolder,
+    authority: credentials.Authority,
+    identity: str,
+    rights: credentials.Rights,
+) -> None:
+    keys.write_private(folder.bus_credentials(identity), authority.member(identity, rights))
+
+
+def _environment() -> dict[str, str]:
+    """What children inherit: enough for pip's own configuration, nothing that alters Python."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("HOME", "LANG", "PATH", "TMPDIR", "TZ", "USER")
+        or name.startswith(("PIP_", "POTLUCK_", "SSL_", "LC_"))
+        or name.lower().endswith("_proxy")
+    }
+    return {**kept, "PYTHONUNBUFFERED": "1"}
+
+
+@contextmanager
+def _locked(folder: DataFolder) -> Iterator[None]:
+    """One `up` a folder; the kernel frees the lock however its holder ends."""
+    try:
+        folder.root.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise CommandError(
+            f"the data folder cannot be used: {error}", "choose another with --data-dir"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise CommandError(
+            f"a pool is already running on {folder.root}",
+            "use it, end it with `potluck down`, or choose another folder with --data-dir",
+            code="already_running",
+            exit_code=errors.REFUSED,
+        ) from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _listening(port: int) -> Iterator[socket.socket]:
+    """The gateway's door, held here so that it stays open while a gateway restarts."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((LOOPBACK, port))
+        listener.listen(1_024)
+    except OSError as error:
+        listener.close()
+        raise CommandError(
+            f"port {port} cannot be used: {error.strerror}",
+            "choose another with --port (0: any free one)",
+            code="port_in_use",
+        ) from error
+    with listener:
+        yield listener
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _write_state(folder: DataFolder, url: str, nodes: int, supervisor: Supervisor) -> None:
+    own = sweep.mark(os.getpid())
+    assert own is not None
+    children = {name: sweep.mark(pid) for name, pid in supervisor.pids().items()}
+    state = sweep.StateFile(
+        url=url,
+        nodes=nodes,
+        supervisor=own,
+        children={name: marked for name, marked in children.items() if marked is not None},
+        restarts=supervisor.restarts(),
+    )
+    if folder.run.exists():
+        keys.write_private(folder.state, msgspec.json.encode(state))
+
+
+def _reason(answer: httpx.Response) -> str:
+    found = msgspec.json.decode(answer.content)
+    return str(found.get("error", {}).get("message", "starting"))
+
+
+def _child_failed(folder: DataFolder, name: str) -> CommandError:
+    log = folder.logs / f"{name}.log"
+    return CommandError(f"{name} cannot stay up; the end of its log:\n{_tail(log)}", f"read {log}")
+
+
+def _tail(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace")
+    return "(there is none)"
+
+
+async def hold(pool: Pool, report: Callable[[str], None], when_ready: Callable[[], None]) -> None:
+    """Keeps the pool until SIGINT, SIGTERM or SIGHUP. `report` is told what is waited for."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stopping.set)
+    ready = loop.create_task(pool.until_ready(report))
+    stop = loop.create_task(stopping.wait())
+    await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
+    if ready.done():
+        ready.result()
+        when_ready()
+        await stop
+    for task in (ready, stop):
+        task.cancel()
