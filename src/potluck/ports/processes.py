@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+STAGE: Final = "/run"
+"""Hidden from the child by what is staged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,9 @@ class Command:
     drop_to_uid: int | None = None
     """Become this user (and group) before exec; only root can."""
     pass_fds: Sequence[int] = ()
+    staged: Sequence[tuple[Path, str]] = ()
+    """(source, name): shown to the child alone as `STAGE/name`, bind-mounted before the uid is
+    dropped, so that it reaches what lies in folders closed to that uid. Only root can."""
 
 
 class SpawnError(Exception):

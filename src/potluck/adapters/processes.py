@@ -1,0 +1,199 @@
+"""Child processes that end with their parent, inside cgroups where there are any.
+
+Rule: the death signal follows the *thread* that forked, so all children are forked by one thread
+that lives as long as this process.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from potluck.adapters import cgroups
+from potluck.ports.processes import STAGE, Command, Limits, SpawnError
+
+_LAUNCHER: Final = Path(__file__).with_name("launch.py")
+_PROBE: Final = Limits(memory_bytes=64 * 1024 * 1024, pids=16, cpu_cores=0.5)
+
+
+class LocalProcess:
+    def __init__(
+        self, popen: "subprocess.Popen[bytes]", group: cgroups.Group | None,
+        on_exit: Callable[[int], None] | None,
+    ) -> None:  # fmt: skip
+        self._popen = popen
+        self._group = group
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        self._pidfd = os.pidfd_open(popen.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._popen.returncode
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._ended)
+
+    async def stop(self, grace_ms: int) -> None:
+        if not self._ended.done():
+            self._signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_ms / 1000):
+                    await self.wait()
+        if not self._ended.done():
+            if self._group is not None:
+                self._group.kill()
+            self._signal(signal.SIGKILL)
+            await self.wait()
+        if self._group is not None:
+            await asyncio.to_thread(self._group.remove)
+
+    def _signal(self, number: int) -> None:
+        """To its whole process group: it was started as the leader of one."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, number)
+
+    def _reap(self) -> None:
+        status = self._popen.poll()
+        if status is None:
+            return
+        self._loop.remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        # Its descendants do not outlive it; without a cgroup only its process group is known.
+        self._signal(signal.SIGKILL)
+        if self._group is not None:
+            self._group.kill()
+        if not self._ended.done():
+            self._ended.set_result(status)
+        if self._on_exit is not None:
+            self._on_exit(status)
+
+
+class LocalProcesses:
+    """`ports.processes.Processes` on this machine. `spawn` needs a running loop."""
+
+    def __init__(self, *, use_cgroups: bool = True) -> None:
+        """Without cgroups only resource limits are used, as where a plain user has none."""
+        self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
+        self._layout: cgroups.Layout | None = None
+        self._reason = "cgroups are switched off"
+        if use_cgroups:
+            self._layout, self._reason = _usable_layout()
+
+    def limits_available(self) -> tuple[bool, str]:
+        return self._layout is not None, self._reason
+
+    def spawn(self, command: Command, on_exit: Callable[[int], None] | None = None) -> LocalProcess:
+        group = self._group(command)
+        rlimits = [] if group is not None else _rlimits(command)
+        try:
+            popen = self._spawner.submit(_launch, command, group, rlimits).result()
+        except (OSError, SpawnError) as error:
+            if group is not None:
+                group.remove()
+            raise SpawnError(str(error)) from error
+        return LocalProcess(popen, group, on_exit)
+
+    def _group(self, command: Command) -> cgroups.Group | None:
+        if self._layout is None or command.limits == Limits():
+            return None
+        group = cgroups.Group(self._layout, command.name)
+        group.create(command.limits)
+        return group
+
+
+def _usable_layout() -> tuple[cgroups.Layout | None, str]:
+    """Found by trying: a group is made, limited, read back and removed."""
+    try:
+        layout = cgroups.find()
+    except OSError as error:
+        return None, f"no cgroups are visible: {error}"
+    if not layout.complete:
+        return None, "no memory, pids and cpu controllers are delegated to this user"
+    cgroups.sweep(layout, time.time())
+    group = cgroups.Group(layout, f"probe-{os.getpid()}")
+    try:
+        group.create(_PROBE)
+    except SpawnError as error:
+        return None, str(error)
+    group.remove()
+    return layout, "cgroup v2" if layout.v2_limits else "cgroup v1"
+
+
+def _rlimits(command: Command) -> list[tuple[str, int]]:
+    """Weaker than cgroups. Not the address space: a mapped model file would count.
+
+    RLIMIT_DATA bounds each process alone. RLIMIT_NPROC counts all threads of the user, so those
+    that run already are added.
+    """
+    limits: list[tuple[str, int]] = [("RLIMIT_CORE", 0)]
+    uid = command.drop_to_uid if command.drop_to_uid is not None else os.getuid()
+    if command.limits.memory_bytes is not None:
+        limits.append(("RLIMIT_DATA", command.limits.memory_bytes))
+    if command.limits.pids is not None:
+        if uid == 0:
+            raise SpawnError("the number of root's processes cannot be limited without cgroups")
+        limits.append(("RLIMIT_NPROC", _threads_of(uid) + command.limits.pids))
+    return limits
+
+
+def _threads_of(uid: int) -> int:
+    count = 0
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == uid:
+                    count += len(os.listdir(f"/proc/{entry.name}/task"))
+    return count
+
+
+def _launch(
+    command: Command, group: cgroups.Group | None, rlimits: list[tuple[str, int]]
+) -> "subprocess.Popen[bytes]":
+    """On the spawner thread. Returns once the program itself has been exec'ed."""
+    reading, writing = os.pipe()
+    order = {
+        "argv": list(command.argv),
+        "entrances": group.entrances() if group is not None else [],
+        "rlimits": rlimits,
+        "stage": STAGE,
+        "staged": [(str(source), name) for source, name in command.staged],
+        "uid": command.drop_to_uid,
+        "parent": os.getpid(),
+        "report_fd": writing,
+    }
+    try:
+        with command.log.open("ab") as log:
+            popen = subprocess.Popen(
+                [os.path.realpath(sys.executable), "-I", "-S", str(_LAUNCHER), json.dumps(order)],
+                env=dict(command.env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(*command.pass_fds, writing),
+                start_new_session=True,
+            )
+    finally:
+        os.close(writing)
+        if "popen" not in locals():
+            os.close(reading)
+    with os.fdopen(reading, "rb") as report:
+        failure = report.read()
+    if failure:
+        popen.wait()
+        raise SpawnError(failure.decode(errors="replace"))
+    return popen
