@@ -53,7 +53,8 @@ def post(
     assert amount_micro > 0
     if not overdraft and payer.available_micro < amount_micro:
         return Refusal.INSUFFICIENT_FUNDS
+    # Spelled out, since `replace` takes four times as long and every transfer passes here.
     return (
-        replace(payer, posted_micro=payer.posted_micro - amount_micro),
-        replace(payee, posted_micro=payee.posted_micro + amount_micro),
+        Balance(posted_micro=payer.posted_micro - amount_micro, pending_micro=payer.pending_micro),
+        Balance(posted_micro=payee.posted_micro + amount_micro, pending_micro=payee.pending_micro),
     )

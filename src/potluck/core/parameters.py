@@ -86,8 +86,12 @@ key_cache_ms: Final = 30_000
 """A revoked key may be served so long by a gateway that missed the notice."""
 
 # Store
-group_items_max: Final = 512
+group_items_max: Final = 1_024
 outbox_tick_ms: Final = 1_000
+store_busy_timeout_ms: Final = 5_000
+store_cache_kib: Final = 32_768
+store_checkpoint_pages: Final = 8_000
+"""The write-ahead log grows to so many pages of 4 KiB before it is folded into the database."""
 
 # Gateway
 infer_repeat_ms: Final = 200
@@ -122,8 +126,6 @@ deployments_per_node_max: Final = 32
 hello_timeout_ms: Final = 2_000
 journal_compact_bytes: Final = 4 * 1024 * 1024
 receipts_refused_kept: Final = 1_000
-store_busy_timeout_ms: Final = 5_000
-store_cache_kib: Final = 32_768
 
 # Processes on one machine
 stop_grace_ms: Final = 5_000

@@ -230,6 +230,8 @@ class Holds(Protocol):
     def pending_sums(self) -> Sequence[tuple[AccountId, int]]:
         """For each account what its open holds set aside and have not settled."""
 
+    def count_open(self) -> int: ...
+
 
 class Receipts(Protocol):
     """Append-only, but for what is settled on a correction."""
@@ -238,6 +240,7 @@ class Receipts(Protocol):
     def insert(self, row: ReceiptRow) -> None: ...
     def of_request(self, request: RequestId) -> Sequence[ReceiptRow]: ...
     def correct(self, receipt: ReceiptId, provider_micro: int, fee_micro: int) -> None: ...
+    def count(self) -> int: ...
     def list(self, account: AccountId | None = None, limit: int = 100) -> Sequence[ReceiptRow]:
         """Newest first."""
 
@@ -325,7 +328,8 @@ class Store(Protocol):
     async def transact(self, work: Callable[[Tx], ResultT]) -> ResultT:
         """Runs `work` inside a savepoint of a group; returns after the group is on the disk.
 
-        If `work` raises, its savepoint alone is rolled back and the error comes back here.
+        If `work` raises, its savepoint alone is rolled back and the error comes back here. It may
+        run again, alone, if its group could not be committed: it must touch nothing but `tx`.
         Raises `StoreUnavailableError` or `StoreFullError`; then nothing was kept.
         """
 
