@@ -45,7 +45,7 @@ def found(folder: DataFolder, model: Path | None) -> PoolFile:
     """The pool of this folder, made on the first start. Raises `CommandError`."""
     manifest = builtin_model.SMOLLM2 if model is None else local_manifest(model)
     try:
-        pool = msgspec.json.decode(folder.founding.read_bytes(), type=PoolFile)
+        pool = read(folder)
         pool.manifest = manifest
     except FileNotFoundError:
         pool = _new(folder, manifest)
@@ -55,6 +55,11 @@ def found(folder: DataFolder, model: Path | None) -> PoolFile:
         ) from error
     _write(folder.founding, pool)
     return pool
+
+
+def read(folder: DataFolder) -> PoolFile:
+    """As the last `up` wrote it. Raises `OSError` or `msgspec.MsgspecError`."""
+    return msgspec.json.decode(folder.founding.read_bytes(), type=PoolFile)
 
 
 def remember_url(folder: DataFolder, url: str) -> CredentialsFile:

@@ -67,7 +67,7 @@ async def running(
     folder: DataFolder, settings: UpSettings, notice: Callable[[str], None]
 ) -> AsyncIterator[Pool]:
     """Starts all processes; on leaving, all are gone. Raises `CommandError`."""
-    with _locked(folder), _listening(settings.port) as listener:
+    with locked(folder), _listening(settings.port) as listener:
         for swept in sweep.sweep(folder):
             notice(f"swept what an earlier run left: {swept}")
         folder.prepare()
@@ -161,7 +161,7 @@ def _environment() -> dict[str, str]:
 
 
 @contextmanager
-def _locked(folder: DataFolder) -> Iterator[None]:
+def locked(folder: DataFolder) -> Iterator[None]:
     """One `up` a folder; the kernel frees the lock however its holder ends."""
     try:
         folder.root.mkdir(parents=True, exist_ok=True)

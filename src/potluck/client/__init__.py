@@ -1,0 +1,1 @@
+"""Ask: the Python SDK. It speaks HTTP only."""

@@ -25,7 +25,7 @@ BUILTIN_PRICE = Price(
 
 
 async def serve(folder: DataFolder, url: str, stopping: asyncio.Event) -> None:
-    pool = founding.found(folder, None)
+    pool = founding.read(folder)
     clock, ids = SystemClock(), UlidIds()
     store = await open_store(folder.database)
     try:

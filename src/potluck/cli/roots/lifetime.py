@@ -1,4 +1,7 @@
-"""What every process of a pool does: log, run until told to stop, end tidily."""
+"""What every process of a pool does: log, run until told to stop, end tidily.
+
+uvloop is imported only where it is used: an agent stays small.
+"""
 
 import asyncio
 import contextlib
@@ -18,7 +21,7 @@ def run(process: str, main: Callable[[asyncio.Event], Awaitable[None]], *, fast:
     logs.configure(process)
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     if fast:
-        import uvloop  # noqa: PLC0415 - an agent has no use for it
+        import uvloop
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:

@@ -1,0 +1,1 @@
+"""What people type; one file for each kind of wish."""

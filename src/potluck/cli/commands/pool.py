@@ -1,0 +1,145 @@
+"""`status`, `nodes`, `models`, `balance`: what the pool is, and what one has in it."""
+
+import time
+
+import typer
+from rich.markup import escape
+
+from potluck.cli import connection, output, sweep
+from potluck.cli.connection import ApiKey, DataDir, Json, Url
+from potluck.messages import views
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(status)
+    app.command()(nodes)
+    app.command()(models)
+    app.command()(balance)
+
+
+def status(
+    data_dir: DataDir = None, url: Url = None, api_key: ApiKey = None, as_json: Json = False
+) -> None:
+    """Whether the pool is well."""
+    with connection.connect(data_dir, url, api_key) as client:
+        found = client.status()
+    if as_json:
+        output.json_line(found)
+        return
+    say = output.screen.print
+    books = "[green]balance[/]" if found.books_balance else "[bold red]DO NOT BALANCE[/]"
+    say(f"Pool [bold]{escape(found.pool)}[/], Potluck {escape(found.version)}")
+    say(
+        f"Nodes: {found.nodes_alive} alive, {found.nodes_suspect} suspect, {found.nodes_dead} dead"
+        + (" [yellow](mass silence: nobody is given up)[/]" if found.evictions_frozen else "")
+    )
+    say(f"Replicas ready: {found.replicas_ready}")
+    say(f"Accounts: {found.accounts}, open holds: {found.holds_open}, receipts: {found.receipts}")
+    say(f"The books {books}.")
+    state = sweep.read_state(connection.folder(data_dir)) if url is None else None
+    if state is not None and any(state.restarts.values()):
+        again = ", ".join(f"{name} {count}×" for name, count in state.restarts.items() if count)
+        say(f"Restarted since `up`: {escape(again)}")
+
+
+def nodes(
+    data_dir: DataDir = None, url: Url = None, api_key: ApiKey = None, as_json: Json = False
+) -> None:
+    """The machines of the pool, and what each serves."""
+    with connection.connect(data_dir, url, api_key) as client:
+        found = client.nodes()
+    if as_json:
+        output.json_line(found)
+        return
+    columns = ("node", "id", "state", "sandbox", ">cores", "memory free", "accelerators", "serves")
+    output.table(columns, [_node_row(node) for node in found])
+    for node in found:
+        if node.tier != "full":
+            output.screen.print(
+                f"{escape(node.name)} confines engines less than fully: {escape(node.tier_reason)}"
+            )
+
+
+def _node_row(node: views.NodeView) -> tuple[str, ...]:
+    heard_s = max(0, round(time.time() - node.heard_ms / 1000))
+    state = node.liveness if node.liveness == "alive" else f"{node.liveness} ({heard_s} s silent)"
+    cards = ", ".join(f"{card.name} {output.size(card.memory_bytes)}" for card in node.accelerators)
+    serves = "\n".join(
+        f"{replica.state} {replica.model} {replica.in_flight}/{replica.slots}"
+        + (f" {replica.detail}" if replica.detail else "")
+        for replica in node.replicas
+    )
+    free = f"{output.size(node.memory_free_bytes)} of {output.size(node.memory_bytes)}"
+    return (
+        node.name, output.short(node.id), state, node.tier, str(node.cpu_cores), free,
+        cards or "none (CPU)", serves or "nothing yet",
+    )  # fmt: skip
+
+
+def models(
+    data_dir: DataDir = None, url: Url = None, api_key: ApiKey = None, as_json: Json = False
+) -> None:
+    """What can be asked for, and its price."""
+    with connection.connect(data_dir, url, api_key) as client:
+        found = client.models()
+    if as_json:
+        output.json_line(found)
+        return
+    columns = (
+        "model", ">replicas", ">context", "size", "licence",
+        ">credits/M in", ">credits/M out", ">fee",
+    )  # fmt: skip
+    output.table(columns, [_model_row(model) for model in found])
+
+
+def _model_row(model: views.ModelView) -> tuple[str, ...]:
+    return (
+        model.id,
+        f"{model.replicas_ready}/{model.replicas_wanted}",
+        f"{model.context_tokens:,}",
+        output.size(model.size_bytes),
+        model.licence,
+        output.credits(model.input_micro_per_mtok),
+        output.credits(model.output_micro_per_mtok),
+        f"{model.fee_basis_points / 100:g} %",
+    )
+
+
+def balance(
+    data_dir: DataDir = None, url: Url = None, api_key: ApiKey = None, as_json: Json = False
+) -> None:
+    """What your account has, what is on hold, and when that is free again at the latest."""
+    with connection.connect(data_dir, url, api_key) as client:
+        account = client.account(client.whoami().account)
+        holds = [one for one in client.holds() if one.account == account.id]
+        lines = client.ledger(limit=10)
+    if as_json:
+        output.json_line({"account": account, "holds": holds, "ledger": lines})
+        return
+    say = output.screen.print
+    say(f"Account [bold]{escape(account.name)}[/] ({account.id})")
+    say(f"  posted     {output.credits(account.posted_micro):>16} credits")
+    say(f"  on hold    {output.credits(account.pending_micro):>16}")
+    say(f"  available  [bold]{output.credits(account.available_micro):>16}[/]")
+    for hold in holds:
+        rest = output.credits(hold.amount_micro - hold.settled_micro)
+        minutes = max(0, round((hold.released_at_latest_ms / 1000 - time.time()) / 60))
+        say(
+            f"  hold {output.short(hold.id)}: {rest} set aside, free in {minutes} min at the latest"
+        )
+    if lines:
+        say("")
+        ledger(lines)
+
+
+def ledger(lines: list[views.TransferView]) -> None:
+    columns = ("when", "kind", "from", "to", ">credits", "for")
+    output.table(columns, [_ledger_row(line) for line in lines])
+
+
+def _ledger_row(line: views.TransferView) -> tuple[str, ...]:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.at_ms / 1000))
+    return (
+        when, line.kind, output.short(line.payer), output.short(line.payee),
+        output.credits(line.amount_micro), line.cause,
+    )  # fmt: skip

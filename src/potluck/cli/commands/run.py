@@ -1,0 +1,124 @@
+"""`up` and `down`: a pool on this machine."""
+
+import asyncio
+import signal
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.markup import escape
+from rich.status import Status
+
+from potluck.cli import connection, output, settings, sweep, up
+from potluck.cli.connection import DataDir, Json
+from potluck.cli.failures import CommandError
+from potluck.cli.folder import DataFolder
+from potluck.messages import errors
+
+_DOWN_TIMEOUT_S: Final = 60.0
+_DOWN_POLL_S: Final = 0.05
+
+
+def register(app: typer.Typer) -> None:
+    app.command("up")(start)
+    app.command("down")(stop)
+
+
+def start(
+    data_dir: DataDir = None,
+    port: Annotated[
+        int | None, typer.Option(help=f"Where the API listens; 0: any. [{settings.PORT_DEFAULT}]")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help=f"How many nodes to run here. [{settings.NODES_DEFAULT}]")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="A GGUF file to serve instead of the built-in model.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Start a pool on this machine and keep it until Ctrl-C."""
+    folder = connection.folder(data_dir)
+    chosen = settings.for_up(folder, port=port, nodes=nodes, model=model)
+    asyncio.run(_up(folder, chosen, as_json))
+
+
+async def _up(folder: DataFolder, chosen: settings.UpSettings, as_json: bool) -> None:
+    status = Status("starting", console=output.errors)
+
+    def notice(text: str) -> None:
+        output.errors.print(escape(text))
+
+    with status:
+        async with up.running(folder, chosen, notice) as pool:
+
+            def ready() -> None:
+                status.stop()
+                if as_json:
+                    output.json_line(_announcement(pool))
+                else:
+                    _welcome(pool)
+
+            await up.hold(pool, lambda reason: status.update(escape(reason)), ready)
+            status.update("stopping")
+            status.start()
+
+
+def _announcement(pool: up.Pool) -> dict[str, object]:
+    return {
+        "url": pool.owner.url,
+        "api_key": pool.owner.api_key,
+        "data_dir": str(pool.folder.root),
+        "nodes": pool.settings.nodes,
+        "account": pool.owner.account,
+        "pids": pool.supervisor.pids(),
+    }
+
+
+def _welcome(pool: up.Pool) -> None:
+    say = output.screen.print
+    say(f"[bold green]The pool is up[/] at [bold]{pool.owner.url}[/], {pool.settings.nodes} nodes.")
+    say("\nFor any OpenAI client:")
+    say(f"  export OPENAI_BASE_URL={pool.owner.url}/v1")
+    say(f"  export OPENAI_API_KEY={pool.owner.api_key}")
+    say('\nOr in another terminal: [bold]potluck chat "Hello"[/], potluck status, potluck balance.')
+    say("Ctrl-C ends the pool.")
+
+
+def stop(data_dir: DataDir = None, as_json: Json = False) -> None:
+    """End the pool that runs on this folder."""
+    folder = connection.folder(data_dir)
+    state = sweep.read_state(folder)
+    process = sweep.find(state.supervisor) if state is not None else None
+    if process is None:
+        swept = _sweep_dead(folder)
+        if as_json:
+            output.json_line({"stopped": False, "swept": swept})
+        else:
+            output.screen.print(f"No pool runs on {escape(str(folder.root))}.")
+        return
+    process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + _DOWN_TIMEOUT_S
+    assert state is not None
+    while sweep.find(state.supervisor) is not None:
+        if time.monotonic() > deadline:
+            raise CommandError(
+                f"the pool (process {process.pid}) does not end",
+                f"look into {folder.logs}",
+                code="timed_out",
+                exit_code=errors.TIMED_OUT,
+            )
+        time.sleep(_DOWN_POLL_S)
+    if as_json:
+        output.json_line({"stopped": True, "swept": []})
+    else:
+        output.screen.print("The pool has ended.")
+
+
+def _sweep_dead(folder: DataFolder) -> list[str]:
+    """What an `up` that was killed left, if it is not starting right now."""
+    if not folder.root.exists():
+        return []
+    with up.locked(folder):
+        return sweep.sweep(folder)

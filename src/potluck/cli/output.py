@@ -1,0 +1,71 @@
+"""How commands speak: for people with Rich, for programs one JSON document and nothing else."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from potluck.core import parameters
+
+STYLES = {
+    "alive": "green",
+    "ready": "green",
+    "suspect": "yellow",
+    "fetching": "yellow",
+    "loading": "yellow",
+    "dead": "red",
+    "failed": "red",
+    "full": "green",
+    "limited": "yellow",
+}
+screen = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+
+def json_line(value: Any) -> None:
+    """One line on standard output, flushed, so that a waiting program sees it at once."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Columns whose name starts with `>` are numbers. Cells are plain text, never markup."""
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        number = column.startswith(">")
+        shown.add_column(column.removeprefix(">"), justify="right" if number else "left",
+                         overflow="fold")  # fmt: skip
+    for row in rows:
+        shown.add_row(*(styled(cell) for cell in row))
+    screen.print(shown)
+
+
+def styled(cell: str) -> str:
+    style = STYLES.get(cell.split(" ")[0])
+    return f"[{style}]{escape(cell)}[/]" if style else escape(cell)
+
+
+def credits(amount_micro: int) -> str:
+    """Compute credits with all six decimals: a receipt of 35 micro-credits must not show as 0."""
+    sign = "-" if amount_micro < 0 else ""
+    whole, micro = divmod(abs(amount_micro), parameters.MICRO_PER_CREDIT)
+    return f"{sign}{whole:,}.{micro:06d}"
+
+
+def size(amount_bytes: int) -> str:
+    value = float(amount_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def short(identity: str) -> str:
+    """Enough of an id to tell it from its neighbours."""
+    kind, _, rest = identity.partition("_")
+    return f"{kind}_{rest[:8]}…" if len(rest) > 9 else identity
