@@ -1,0 +1,1 @@
+"""Do: the provider's machine."""

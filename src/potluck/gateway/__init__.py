@@ -1,0 +1,1 @@
+"""In: requests come in by HTTP and leave for nodes as grants and words on the wire."""

@@ -38,7 +38,7 @@ def status(
     say(f"The books {books}.")
     state = sweep.read_state(connection.folder(data_dir)) if url is None else None
     if state is not None and any(state.restarts.values()):
-        again = ", ".join(f"{name} {count}×" for name, count in state.restarts.items() if count)
+        again = ", ".join(f"{name} {count}x" for name, count in state.restarts.items() if count)
         say(f"Restarted since `up`: {escape(again)}")
 
 

@@ -1,0 +1,1 @@
+"""HTTP: ASGI routes, the OpenAI shapes, SSE, and the native API."""
