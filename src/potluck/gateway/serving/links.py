@@ -1,0 +1,64 @@
+"""What goes to nodes: all words of one loop turn for one node travel in one message (ADR 0003)."""
+
+import asyncio
+from collections.abc import Callable
+
+from potluck.core import parameters
+from potluck.core.ids import NodeId
+from potluck.gateway.serving.speech import Speech
+from potluck.messages import subjects
+from potluck.messages.serving import Infer, Serve, ToNode
+
+
+class Links:
+    """`before_send` runs first in each turn; what it says leaves in the same turn."""
+
+    def __init__(self, speech: Speech, before_send: Callable[[], None]) -> None:
+        self._speech = speech
+        self._before_send = before_send
+        self._waiting: dict[NodeId, list[ToNode]] = {}
+        self._subjects: dict[NodeId, str] = {}
+        self._scheduled = False
+
+    def say(self, node: NodeId, word: ToNode) -> None:
+        words = self._waiting.get(node)
+        if words is None:
+            self._waiting[node] = [word]
+            self.schedule()
+        else:
+            words.append(word)
+
+    def schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        try:
+            self._before_send()
+        finally:
+            self._scheduled = False
+            waiting, self._waiting = self._waiting, {}
+            for node, words in waiting.items():
+                self._send(node, words)
+
+    def _send(self, node: NodeId, words: list[ToNode]) -> None:
+        subject = self._subjects.get(node)
+        if subject is None:
+            subject = subjects.subject(self._speech.pool, self._speech.me, "serve", node)
+            self._subjects[node] = subject
+        small: list[ToNode] = []
+        for word in words:
+            if type(word) is Infer and len(word.messages) > parameters.infer_alone_bytes:
+                self._speech.tell_on(subject, Serve(items=[word]))
+            else:
+                small.append(word)
+            # A batch stays far below the bus's largest payload: orders are the only large words.
+            if len(small) >= _BATCH_WORDS_MAX:
+                self._speech.tell_on(subject, Serve(items=small))
+                small = []
+        if small:
+            self._speech.tell_on(subject, Serve(items=small))
+
+
+_BATCH_WORDS_MAX = parameters.payload_bytes_max // (2 * parameters.infer_alone_bytes) * 16

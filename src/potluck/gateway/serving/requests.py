@@ -1,0 +1,179 @@
+"""The life of one request: sent, accepted, streaming, finishing, closed.
+
+Rules: a chunk is acknowledged only after it was handed on; before the first token a request may be
+tried again elsewhere, after it never, because shown text cannot be unshown.
+"""
+
+import codecs
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+from potluck.core.delivery import Inbound
+from potluck.core.ids import NodeId, RequestId
+from potluck.core.refusals import Refusal
+from potluck.core.replicas import Replica
+from potluck.gateway.serving.asks import ChatAsk, Listener
+from potluck.gateway.serving.purses import Held
+from potluck.messages.queries import KeyRecord
+from potluck.messages.serving import Chunk, Done, FinishReason, Infer
+
+_new_decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class State(IntEnum):
+    SENT = 0
+    ACCEPTED = 1
+    STREAMING = 2
+    FINISHING = 3
+    """All was received; the rest is still to be handed on."""
+    CLOSED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Output of one choice since the last drain. `finish` is set with its last one."""
+
+    index: int
+    text: str
+    logprobs: bytes
+    """JSON entries, comma-separated, without brackets; empty if none were asked for."""
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    refusal: Refusal
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cost_micro: int
+
+
+@dataclass(slots=True, eq=False)
+class Life:
+    """One request (one choice of what a client asked), changed in place."""
+
+    request: RequestId
+    index: int
+    completion: "Completion"
+    held: Held
+    max_micro: int
+    bill_prompt: bool
+    replica: Replica
+    order: Infer
+    sent_ms: int
+    born_ms: int
+    heard_ms: int
+    acked_ms: int
+    progress_ms: int
+    attempt: int = 1
+    state: State = State.SENT
+    repeated: bool = False
+    tried: list[NodeId] = field(default_factory=list)
+    inbound: Inbound = field(default_factory=Inbound)
+    gap_ms: int = -1
+    """When a resend was last asked for; -1: nothing is missing."""
+    pending: list[Chunk] = field(default_factory=list)
+    pending_bytes: int = 0
+    handed_seq: int = -1
+    handed_tokens: int = 0
+    acked_seq: int = -1
+    acked_tokens: int = 0
+    done: Done | None = None
+    dirty: bool = False
+    usage: Usage | None = None
+    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _new_decoder("replace"))
+
+    def take(self, chunk: Chunk) -> bool | None:
+        """True: new and next. False: a repeat. None: a gap."""
+        taken = self.inbound.take(chunk.seq)
+        if taken:
+            self.pending.append(chunk)
+            self.pending_bytes += len(chunk.data) + len(chunk.logprobs)
+            self.gap_ms = -1
+            if self.state < State.STREAMING:
+                self.state = State.STREAMING
+        return taken
+
+    @property
+    def complete(self) -> bool:
+        return self.done is not None and self.done.last_seq < self.inbound.next_seq
+
+    def hand_on(self) -> Piece | None:
+        """All that waits, as text; whole characters only. None if there is nothing to say."""
+        chunks, self.pending = self.pending, []
+        self.pending_bytes = 0
+        last = self.complete
+        if not chunks and not last:
+            return None
+        if len(chunks) == 1:
+            data, logprobs = chunks[0].data, chunks[0].logprobs
+            self.handed_tokens += len(chunks[0].token_ids)
+        else:
+            data = b"".join([chunk.data for chunk in chunks])
+            logprobs = b",".join([chunk.logprobs for chunk in chunks if chunk.logprobs])
+            self.handed_tokens += sum([len(chunk.token_ids) for chunk in chunks])
+        if chunks:
+            self.handed_seq = chunks[-1].seq
+        text = self.decoder.decode(data, last)
+        finish = self.done.finish_reason if last and self.done is not None else None
+        if not text and not logprobs and finish is None:
+            return None
+        return Piece(self.index, text, logprobs, finish)
+
+
+class Keeper(Protocol):
+    """What a completion needs of its owner."""
+
+    def drain(self, completion: "Completion") -> list[Piece]: ...
+
+    def give_up(self, completion: "Completion", refusal: Refusal, message: str) -> None: ...
+
+
+class Completion:
+    """What a client asked: one life for each choice. The HTTP side drains it and may cancel it."""
+
+    __slots__ = (
+        "ask", "failure", "key", "listener", "lives", "open", "owner", "quiet_ms",
+    )  # fmt: skip
+
+    def __init__(
+        self, owner: Keeper, ask: ChatAsk, key: KeyRecord, listener: Listener, now_ms: int
+    ) -> None:
+        self.owner = owner
+        self.ask = ask
+        self.key = key
+        self.listener = listener
+        self.lives: list[Life] = []
+        self.open = 0
+        """Choices that have not ended."""
+        self.failure: Failure | None = None
+        self.quiet_ms = now_ms
+        """When something was last handed on."""
+
+    def drain(self) -> list[Piece]:
+        """Takes what waits, which counts as handed on: call it only when the socket has room."""
+        return self.owner.drain(self)
+
+    def cancel(self) -> None:
+        """The client left, or is done with: engines stop, money is counted up to what was shown."""
+        self.owner.give_up(self, Refusal.CANCELLED, "the client left")
+
+    @property
+    def ended(self) -> bool:
+        return self.open == 0
+
+    @property
+    def usage(self) -> Usage:
+        """Sums over all choices; only the first bills the prompt, and only it counts it."""
+        used = [life.usage for life in self.lives if life.usage is not None]
+        return Usage(
+            prompt_tokens=used[0].prompt_tokens if used else 0,
+            completion_tokens=sum(one.completion_tokens for one in used),
+            cost_micro=sum(one.cost_micro for one in used),
+        )

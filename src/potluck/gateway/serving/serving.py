@@ -1,0 +1,266 @@
+"""The gateway without sockets: admits requests, pays for them, sends them to nodes, counts.
+
+Rule: nothing here waits for a disk or a coordinator while an account has money held and its key is
+known.
+"""
+
+import asyncio
+import hashlib
+import logging
+
+import msgspec
+
+from potluck.core import parameters, pricing, routing
+from potluck.core.ids import BootId, GatewayId, NodeId, RequestId, gateway_id
+from potluck.core.refusals import Refusal
+from potluck.core.replicas import Replica
+from potluck.gateway.serving.asks import ChatAsk, Listener
+from potluck.gateway.serving.conversations import Conversations
+from potluck.gateway.serving.countersign import Countersigner
+from potluck.gateway.serving.keys import Keys
+from potluck.gateway.serving.limits import Limits
+from potluck.gateway.serving.purses import Held, Purses
+from potluck.gateway.serving.requests import Completion
+from potluck.gateway.serving.speech import Speech
+from potluck.gateway.serving.table import ReplicaTable
+from potluck.messages import envelope, membership, money, queries, serving, subjects
+from potluck.messages.membership import Greet
+from potluck.messages.queries import Answer, Command, KeyRecord, Order, Query, What
+from potluck.ports.bus import Bus, Delivery, Subscription
+from potluck.ports.clock import Clock
+from potluck.ports.ids import Ids
+from potluck.ports.keys import Signer
+
+_log = logging.getLogger(__name__)
+VERSION = "0.1.0"
+
+
+class Serving:
+    def __init__(self, *, pool: str, signer: Signer, bus: Bus, clock: Clock, ids: Ids) -> None:
+        self.me: GatewayId = gateway_id(signer.public_key)
+        self.boot = BootId(ids.ulid())
+        self.pool = pool
+        self.clock = clock
+        self.started_s = clock.wall_ms() // 1000
+        self.ids = ids
+        self._signer = signer
+        self._bus = bus
+        self._speech = Speech(pool, self.me, self.boot, bus, clock)
+        self._guard = envelope.Guard()
+        self.table = ReplicaTable()
+        self.keys = Keys(self._speech, clock)
+        self.purses = Purses(self._speech, clock, ids)
+        self.limits = Limits()
+        self._countersigner = Countersigner(self._speech, signer)
+        self.conversations = Conversations(
+            speech=self._speech,
+            clock=clock,
+            table=self.table,
+            limits=self.limits,
+            countersigner=self._countersigner,
+        )
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._greeting: asyncio.Task[None] | None = None
+        self._subscriptions: list[Subscription] = []
+        self.dropped = 0
+        """Messages that were malformed, or seen before."""
+
+    @property
+    def ready(self) -> bool:
+        return not self._stopping and self.table.known and self.table.usable
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping
+
+    async def start(self) -> None:
+        """Listens and begins to greet; returns before any coordinator has answered."""
+        subject = subjects.received_by(self.pool, self.me)
+        self._subscriptions.append(await self._bus.subscribe(subject, self._receive))
+        self._greet_soon()
+        self._tasks.append(asyncio.create_task(self._tick_forever()))
+
+    async def stop(self, grace_ms: int = parameters.stop_grace_ms) -> None:
+        """Refuses what is new, lets streams end for a grace, then cancels them."""
+        self._stopping = True
+        waited_ms = 0
+        while len(self.conversations) and waited_ms < grace_ms:
+            await self.clock.sleep_ms(parameters.acknowledge_every_ms)
+            waited_ms += parameters.acknowledge_every_ms
+        for completion in self.conversations.completions():
+            self.conversations.give_up(
+                completion, Refusal.SHUTTING_DOWN, "the gateway is shutting down"
+            )
+            completion.listener.wake()
+        await asyncio.sleep(0)  # The closing words of this turn leave.
+        self._countersigner.send()
+        await self.purses.stop()
+        for task in (*self._tasks, *([self._greeting] if self._greeting else [])):
+            task.cancel()
+        for subscription in self._subscriptions:
+            await subscription.close()
+
+    # Admission
+
+    def key_cached(self, digest: str) -> KeyRecord | Refusal | None:
+        return self.keys.cached(digest, self.clock.now_ms())
+
+    def submit_now(
+        self, ask: ChatAsk, key: KeyRecord, listener: Listener
+    ) -> Completion | Refusal | int:
+        """Admit, grant and send, all in memory. A number: so much money must be asked for first."""
+        if self._stopping:
+            return Refusal.SHUTTING_DOWN
+        if not self.table.known:
+            return Refusal.COORDINATOR_UNAVAILABLE
+        replica = routing.route(
+            self.table.serving(ask.model), ask.model, self.conversations.in_flight
+        )
+        if isinstance(replica, Refusal):
+            return replica
+        now_ms = self.clock.now_ms()
+        refusal = self.limits.take(key.id, ask.choices)
+        if refusal is not None:
+            return refusal
+        draws = self._draw(ask, key, replica, now_ms)
+        if isinstance(draws, int):
+            for _ in range(ask.choices):
+                self.limits.give_back(key.id)
+            return draws
+        completion = Completion(self.conversations, ask, key, listener, now_ms)
+        sampling = msgspec.structs.replace(
+            ask.sampling, max_tokens=_tokens_max(ask, replica.context_tokens)
+        )
+        self.conversations.begin(completion, replica, draws, sampling, now_ms)
+        return completion
+
+    async def submit(
+        self, ask: ChatAsk, key: KeyRecord, listener: Listener
+    ) -> Completion | Refusal:
+        """As `submit_now`, waiting for money where none is held. Others may take what came: then
+        it is asked for again."""
+        while True:
+            result = self.submit_now(ask, key, listener)
+            if not isinstance(result, int):
+                return result
+            refusal = await self.purses.fund(key.account, result)
+            if refusal is not None:
+                return refusal
+
+    def _draw(
+        self, ask: ChatAsk, key: KeyRecord, replica: Replica, now_ms: int
+    ) -> list[tuple[RequestId, Held, int]] | int:
+        """A grant for each choice; all of them or, as a number, what is missing for all."""
+        tokens_max = _tokens_max(ask, replica.context_tokens)
+        draws: list[tuple[RequestId, Held, int]] = []
+        for index in range(ask.choices):
+            max_micro = pricing.cost_max_micro(
+                replica.price,
+                prompt_bytes=len(ask.messages) if index == 0 else 0,
+                completion_tokens_max=tokens_max,
+            )
+            held = self.purses.draw(key.account, max_micro, now_ms)
+            if held is None:
+                for request, drawn, drawn_micro in draws:
+                    drawn.close((request, 1), max_micro=drawn_micro, used_micro=0)
+                return max_micro * (ask.choices - index) + sum(micro for _, _, micro in draws)
+            draws.append((RequestId("req_" + self.ids.ulid()), held, max_micro))
+        return draws
+
+    # Coordinators
+
+    async def query(
+        self, what: What, args: dict[str, str], at_least_offset: int = 0,
+        timeout_ms: int = parameters.query_timeout_ms,
+    ) -> Answer | None:  # fmt: skip
+        """None: no coordinator answered."""
+        question = Query(what=what, args=args, at_least_offset=at_least_offset)
+        return _answer(await self._speech.ask("query", question, timeout_ms))
+
+    async def command(self, order: Order, args: dict[str, str]) -> Answer | None:
+        """Repeated under the same id until answered. None: whether it was done is not known."""
+        body = Command(id="cmd_" + self.ids.ulid(), order=order, args=args)
+        return _answer(await self._speech.ask_again("command", body, parameters.query_timeout_ms))
+
+    def _receive(self, delivery: Delivery) -> None:
+        sender = subjects.sender_of(delivery.subject)
+        verb = subjects.verb_of(delivery.subject)
+        try:
+            body = self._guard.open(sender, delivery.payload)
+            if verb == "frames":
+                words = serving.frames_decoder.decode(body).items
+                self.conversations.receive(NodeId(sender), words)
+            else:
+                self._told(verb, body)
+        except (envelope.MalformedError, envelope.ReplayedError, msgspec.DecodeError):
+            self.dropped += 1
+
+    def _told(self, verb: str, body: memoryview) -> None:
+        match verb:
+            case "settled":
+                told = money.settled_decoder.decode(body)
+                self.purses.settled(told, self.conversations.is_live)
+            case "replicas":
+                if not self.table.receive(membership.replicas_decoder.decode(body)):
+                    self._greet_soon()
+            case "notice":
+                notice = membership.notice_decoder.decode(body)
+                if notice.kind == "key":
+                    self.keys.drop(notice.name)
+            case "regreet":
+                self._greet_soon()
+            case _:
+                self.dropped += 1
+
+    def _greet_soon(self) -> None:
+        if self._greeting is None or self._greeting.done():
+            self._greeting = asyncio.create_task(self._greet())
+
+    async def _greet(self) -> None:
+        """Until a coordinator has told the whole table."""
+        greet = Greet(public_key=self._signer.public_key, version=VERSION)
+        while True:
+            body = await self._speech.ask("greet", greet, parameters.query_timeout_ms)
+            if body is not None and self._learn(body):
+                return
+            await self.clock.sleep_ms(parameters.greet_repeat_ms)
+
+    def _learn(self, body: memoryview) -> bool:
+        try:
+            return self.table.receive(membership.replicas_decoder.decode(body))
+        except msgspec.DecodeError:
+            self.dropped += 1
+            return False
+
+    async def _tick_forever(self) -> None:
+        countersigned_ms = self.clock.now_ms()
+        while True:
+            await self.clock.sleep_ms(parameters.acknowledge_every_ms)
+            now_ms = self.clock.now_ms()
+            try:
+                self.conversations.tick(now_ms)
+                if now_ms - countersigned_ms >= parameters.countersign_tick_ms:
+                    countersigned_ms = now_ms
+                    self._countersigner.send()
+                    self.purses.tick(now_ms)
+            except Exception:
+                # One bad request must not stop the clock of all others.
+                _log.exception("a tick failed")
+
+
+def key_digest(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()
+
+
+def _tokens_max(ask: ChatAsk, context_tokens: int) -> int:
+    return context_tokens if ask.max_tokens is None else min(ask.max_tokens, context_tokens)
+
+
+def _answer(body: memoryview | None) -> Answer | None:
+    if body is None:
+        return None
+    try:
+        return queries.answer_decoder.decode(body)
+    except msgspec.DecodeError:
+        return None
