@@ -1,1 +1,1 @@
-"""Choose: load → decide → record → tell. One use-case a file; metadata only, no prompt or answer."""
+"""Choose: load → decide → record → tell. One use-case a file; no prompt or answer is seen here."""

@@ -24,8 +24,7 @@ def root(leaves: Sequence[bytes]) -> bytes:
 
 def paths(leaves: Sequence[bytes]) -> list[list[bytes]]:
     """For each leaf its audit path, from the leaf upwards."""
-    hashes = [leaf_hash(leaf) for leaf in leaves]
-    return [_path(index, hashes) for index in range(len(hashes))]
+    return _paths([leaf_hash(leaf) for leaf in leaves])[1] if leaves else []
 
 
 def included(leaf: bytes, index: int, size: int, path: Sequence[bytes], top: bytes) -> bool:
@@ -56,13 +55,15 @@ def _root(hashes: Sequence[bytes]) -> bytes:
     return _node_hash(_root(hashes[:split]), _root(hashes[split:]))
 
 
-def _path(index: int, hashes: Sequence[bytes]) -> list[bytes]:
+def _paths(hashes: Sequence[bytes]) -> tuple[bytes, list[list[bytes]]]:
     if len(hashes) == 1:
-        return []
+        return hashes[0], [[]]
     split = _split(len(hashes))
-    if index < split:
-        return [*_path(index, hashes[:split]), _root(hashes[split:])]
-    return [*_path(index - split, hashes[split:]), _root(hashes[:split])]
+    left, left_paths = _paths(hashes[:split])
+    right, right_paths = _paths(hashes[split:])
+    lengthened = [[*path, right] for path in left_paths]
+    lengthened += [[*path, left] for path in right_paths]
+    return _node_hash(left, right), lengthened
 
 
 def _split(count: int) -> int:

@@ -93,6 +93,29 @@ store_cache_kib: Final = 32_768
 store_checkpoint_pages: Final = 8_000
 """The write-ahead log grows to so many pages of 4 KiB before it is folded into the database."""
 
+# Coordinator
+coordinator_tasks_max: Final = 8_192
+"""Messages in hand at once; more are refused as overloaded, or left to be repeated."""
+id_letters_max: Final = 128
+name_letters_max: Final = 128
+note_letters_max: Final = 512
+amount_micro_max: Final = 10**15
+receipt_bytes_max: Final = 4_096
+evidence_attempt_max: Final = 2**31
+liveness_tick_ms: Final = 1_000
+stall_ms_min: Final = 2_000
+"""A tick this much too late means that we were not listening: nobody's silence counts for it."""
+expiry_tick_ms: Final = 10_000
+expiry_first_ms: Final = 60_000
+"""After a start, in which nodes repeat what they could not report, before any hold is voided."""
+expiry_holds_per_tick: Final = 512
+outbox_page: Final = 256
+offset_wait_ms: Final = 2_000
+offset_poll_ms: Final = 20
+list_page_max: Final = 1_000
+grant_key_bytes: Final = 32
+api_key_bytes: Final = 32
+
 # Gateway
 infer_repeat_ms: Final = 200
 """An order that was not accepted is said once more: the first may be lost."""
@@ -122,7 +145,17 @@ engine_line_bytes_max: Final = 1024 * 1024
 engine_connections_kept: Final = 64
 model_retry_first_ms: Final = 1_000
 model_retry_last_ms: Final = 60_000
+model_download_timeout_ms: Final = 3_600_000
 deployments_per_node_max: Final = 32
+unload_drain_ms: Final = 30_000
+"""How long requests in flight may go on in an engine that is to be stopped."""
+attempts_watch_ms: Final = 100
+attempt_repeat_ms: Final = 1_000
+"""An attempt's end, and its first unacknowledged chunk, are said again so often."""
+attempt_buffer_bytes: Final = 16 * 1024
+"""Tokens gathered for one chunk at most."""
+agent_drain_ms: Final = 1_000
+"""How long an agent that ends waits for acknowledgements, of chunks and again of receipts."""
 hello_timeout_ms: Final = 2_000
 journal_compact_bytes: Final = 4 * 1024 * 1024
 receipts_refused_kept: Final = 1_000

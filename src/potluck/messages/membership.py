@@ -158,6 +158,7 @@ class Notice(Body):
 
 hello_decoder = msgspec.msgpack.Decoder(Hello)
 welcome_decoder = msgspec.msgpack.Decoder(Welcome)
+manifest_decoder = msgspec.msgpack.Decoder(Manifest)
 heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
 bye_decoder = msgspec.msgpack.Decoder(Bye)
 rehello_decoder = msgspec.msgpack.Decoder(Rehello)

@@ -1,0 +1,240 @@
+"""The coordinator: opens what arrives, gives it to its desk, and keeps the periodic rounds going.
+
+Rule: nothing that a peer sends disturbs anybody else. What is malformed, foreign or seen before is
+dropped and counted; a handler that fails is logged, and its asker is told.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+import msgspec
+
+from potluck.coordinator import accounting, expiry
+from potluck.coordinator.accounting import Accounting
+from potluck.coordinator.admission import Admission
+from potluck.coordinator.liveness import Watch
+from potluck.coordinator.mail import QUEUE, Letter, Mail
+from potluck.coordinator.membership import Roster
+from potluck.coordinator.outbox import Outbox
+from potluck.coordinator.replicas import Publisher
+from potluck.coordinator.state import State
+from potluck.core import parameters
+from potluck.core.ids import ANY_COORDINATOR, BootId, CoordinatorId
+from potluck.core.refusals import Refusal
+from potluck.messages import envelope, membership, money, queries, subjects
+from potluck.messages.envelope import Body
+from potluck.messages.membership import Welcome
+from potluck.ports.bus import Bus, Delivery, Subscription
+from potluck.ports.clock import Clock
+from potluck.ports.ids import Ids
+from potluck.ports.keys import Verifier
+from potluck.ports.store import Store, StoreFullError, StoreUnavailableError
+
+log = logging.getLogger(__name__)
+
+Handle = Callable[[Letter, Any], Awaitable[Body | None]]
+_GATEWAY: Final = "gw_"
+_NODE: Final = "node_"
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Who may send a verb, how it is read, who handles it, and how its asker is refused."""
+
+    senders: str
+    decoder: Any
+    handle: Handle
+    refuse: Callable[[Refusal], Body] | None = None
+
+
+class Coordinator:
+    def __init__(
+        self, *, pool: str, id: CoordinatorId, store: Store, bus: Bus, clock: Clock,
+        ids: Ids, verifier: Verifier,
+    ) -> None:  # fmt: skip
+        boot = BootId(ids.ulid())
+        self._bus = bus
+        self._mail = Mail(pool=pool, id=id, boot=boot, bus=bus)
+        self.counters = self._mail.counters
+        """What was dropped or refused, by its cause."""
+        roster = Roster()
+        self._state = State(
+            mail=self._mail,
+            store=store,
+            clock=clock,
+            ids=ids,
+            verifier=verifier,
+            roster=roster,
+            watch=Watch(roster, 0),
+            publisher=Publisher(boot),
+        )
+        self._admission = Admission(self._state)
+        self._outbox = Outbox(store, self._mail)
+        self._routes = _routes(Accounting(self._state), self._admission)
+        self._subscriptions: list[Subscription] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rounds: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Loads, listens, tells what a crash left untold, and asks who is there."""
+        state, bus = self._state, self._bus
+        state.deployments, nodes, gateways = await state.store.transact(
+            lambda tx: (tx.deployments.list(), tx.nodes.list(), tx.gateways.list())
+        )
+        now_ms = state.clock.now_ms()
+        state.roster.load(nodes, gateways, now_ms)
+        state.watch = Watch(state.roster, now_ms)
+        self._admission.publish()
+        for verb in self._routes:
+            for receiver, queue in ((ANY_COORDINATOR, QUEUE), (self._mail.id, "")):
+                subject = subjects.received_by(self._mail.pool, receiver, verb)
+                self._subscriptions.append(await bus.subscribe(subject, self._deliver, queue))
+        self._subscriptions.append(await bus.subscribe_departures(self._depart))
+        self._begin_rounds()
+        self._admission.ask_all()
+
+    async def stop(self) -> None:
+        """Ends the rounds, lets what is in hand finish, and tells what it recorded."""
+        for subscription in self._subscriptions:
+            await subscription.close()
+        for task in self._rounds:
+            task.cancel()
+        await asyncio.gather(*self._rounds, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            await self._outbox.flush()
+            await self._outbox.flush()  # Removes what the first has told.
+        except (StoreUnavailableError, StoreFullError) as error:
+            log.warning("the outbox stays for the next start: %s", error)
+
+    def _begin_rounds(self) -> None:
+        every: tuple[tuple[int, Callable[[], Awaitable[None]]], ...] = (
+            (parameters.liveness_tick_ms, self._admission.judge),
+            (parameters.reconcile_ms, self._admission.reconcile),
+            (parameters.replica_digest_ms, self._admission.digest),
+        )
+        rounds = [self._round(period_ms, work) for period_ms, work in every]
+        rounds += [self._expire(), self._tell()]
+        self._rounds = [asyncio.create_task(one) for one in rounds]
+
+    async def _round(self, period_ms: int, work: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._guarded(work)
+            await self._state.clock.sleep_ms(period_ms)
+
+    async def _expire(self) -> None:
+        """Only after a while of undisturbed listening, in which nodes could repeat receipts."""
+        state, clock = self._state, self._state.clock
+        since_ms = clock.now_ms()
+        while True:
+            slept_from_ms = clock.now_ms()
+            await clock.sleep_ms(parameters.expiry_tick_ms)
+            late_ms = clock.now_ms() - slept_from_ms - parameters.expiry_tick_ms
+            if late_ms >= parameters.stall_ms_min or not self._mail.connected:
+                since_ms = clock.now_ms()
+            if clock.now_ms() - since_ms >= parameters.expiry_first_ms:
+                await self._guarded(
+                    lambda: state.store.transact(lambda tx: expiry.expire(tx, clock.wall_ms()))
+                )
+
+    async def _tell(self) -> None:
+        full = self._state.outbox_full
+        while True:
+            full.clear()
+            await self._guarded(self._outbox.flush)
+            try:
+                async with asyncio.timeout(parameters.outbox_tick_ms / 1000):
+                    await full.wait()
+            except TimeoutError:
+                continue
+
+    async def _guarded(self, work: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await work()
+        except (StoreUnavailableError, StoreFullError) as error:
+            self.counters["store"] += 1
+            log.warning("a round was skipped: %s", error)
+        except Exception:
+            self.counters["failed"] += 1
+            log.exception("a round failed")
+
+    def _deliver(self, delivery: Delivery) -> None:
+        route = self._routes[subjects.verb_of(delivery.subject)]
+        sender = subjects.sender_of(delivery.subject)
+        if not sender.startswith(route.senders):
+            self._drop(route, delivery, Refusal.FORBIDDEN)
+            return
+        try:
+            letter = self._mail.open(delivery)
+            body = route.decoder.decode(letter.body)
+        except envelope.ReplayedError:
+            # Not answered: its first copy is, and this answer might overtake that one.
+            self.counters[Refusal.REPLAYED] += 1
+        except envelope.VersionError:
+            self._drop(route, delivery, Refusal.WIRE_VERSION)
+        except (envelope.MalformedError, msgspec.MsgspecError):
+            self._drop(route, delivery, Refusal.MALFORMED)
+        else:
+            if len(self._tasks) >= parameters.coordinator_tasks_max:
+                self._drop(route, delivery, Refusal.OVERLOADED)
+                return
+            self._spawn(self._handle(route, letter, body))
+
+    def _drop(self, route: Route, delivery: Delivery, refusal: Refusal) -> None:
+        self.counters[refusal] += 1
+        if delivery.reply and route.refuse is not None:
+            sender = subjects.sender_of(delivery.subject)
+            self._mail.answer(sender, delivery.reply, route.refuse(refusal))
+
+    async def _handle(self, route: Route, letter: Letter, body: Any) -> None:
+        answer: Body | None
+        try:
+            answer = await route.handle(letter, body)
+        except StoreFullError:
+            answer = self._failed(route, Refusal.STORE_FULL)
+        except StoreUnavailableError:
+            answer = self._failed(route, Refusal.COORDINATOR_UNAVAILABLE)
+        except Exception:
+            log.exception("%s from %s failed", letter.verb, letter.sender)
+            answer = self._failed(route, Refusal.INTERNAL)
+        if answer is not None:
+            self._mail.answer(letter.sender, letter.reply, answer)
+
+    def _failed(self, route: Route, refusal: Refusal) -> Body | None:
+        self.counters[refusal] += 1
+        return None if route.refuse is None else route.refuse(refusal)
+
+    def _depart(self, identity: str) -> None:
+        if identity.startswith(_NODE):
+            self._spawn(self._guarded(lambda: self._admission.departed(identity)))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _routes(money_desk: Accounting, door: Admission) -> dict[str, Route]:
+    hold, answer = accounting.refused_hold, accounting.refused_answer
+    routes: dict[str, Route] = {
+        "greet": Route(_GATEWAY, membership.greet_decoder, door.greet),
+        "hold": Route(_GATEWAY, money.hold_request_decoder, money_desk.hold, hold),
+        "renew": Route(_GATEWAY, money.hold_renewal_decoder, money_desk.renew, hold),
+        "release": Route(_GATEWAY, money.hold_release_decoder, money_desk.release),
+        "countersign": Route(_GATEWAY, money.countersignature_decoder, money_desk.countersign),
+        "query": Route(_GATEWAY, queries.query_decoder, money_desk.query, answer),
+        "command": Route(_GATEWAY, queries.command_decoder, money_desk.command, answer),
+        "hello": Route(_NODE, membership.hello_decoder, door.hello, _unwelcome),
+        "heartbeat": Route(_NODE, membership.heartbeat_decoder, door.heartbeat),
+        "bye": Route(_NODE, membership.bye_decoder, door.bye),
+        "receipts": Route(_NODE, money.receipt_batch_decoder, money_desk.receipts),
+    }
+    assert set(routes) <= set(get_args(subjects.Verb))
+    return routes
+
+
+def _unwelcome(refusal: Refusal) -> Welcome:
+    return Welcome(refusal=refusal)
