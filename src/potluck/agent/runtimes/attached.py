@@ -59,6 +59,11 @@ class _Event(msgspec.Struct):
     error: _Error | None = None
 
 
+class _Message(msgspec.Struct):
+    role: str
+    content: str
+
+
 class _Template(msgspec.Struct):
     prompt: str
 
@@ -68,6 +73,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 _event_decoder = msgspec.json.Decoder(_Event)
+_messages_decoder = msgspec.json.Decoder(list[_Message])
 _template_decoder = msgspec.json.Decoder(_Template)
 _error_decoder = msgspec.json.Decoder(_ErrorBody)
 _encoder = msgspec.json.Encoder()
@@ -120,7 +126,11 @@ class LlamaClient:
             self._give_back(connection)
 
     async def _prompt(self, messages: bytes) -> str:
-        body = b'{"messages":' + messages + b"}"
+        try:
+            # Decoded first: a peer's bytes must not add fields of their own to the question.
+            body = _encoder.encode({"messages": _messages_decoder.decode(messages)})
+        except msgspec.DecodeError as error:
+            raise EngineError(Refusal.INVALID_REQUEST, f"messages: {error}") from error
         connection = await self._ask("/apply-template", body)
         try:
             return _template_decoder.decode(await connection.body()).prompt

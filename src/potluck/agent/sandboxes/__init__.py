@@ -1,0 +1,1 @@
+"""What confines it: argv and policy only; adapters spawn."""
