@@ -107,7 +107,7 @@ def _correct(tx: Tx, row: ReceiptRow, countersigned_micro: int, now_ms: int) -> 
             )
     events.record(
         tx, now_ms, "receipts_differ", row.id,
-        settled_micro=settled.total_micro, countersigned_micro=countersigned_micro,
+        claimed_micro=settled.total_micro, countersigned_micro=countersigned_micro,
     )  # fmt: skip
     provider_micro = settled.provider_micro - back.provider_micro
     fee_micro = settled.fee_micro - back.fee_micro

@@ -133,6 +133,7 @@ def _settle_one(tx: Tx, batch: Batch, proven: Proven, now_ms: int) -> Outcome:
         return _refuse(tx, batch, proven, verdict, hold if sealed else None, now_ms)
     assert hold is not None
     _pay(tx, batch, receipt, hold, verdict, now_ms)
+    _compare(tx, receipt, now_ms)
     tx.receipts.insert(_row(batch, proven, receipt.receipt, hold.hold.account, verdict, "", now_ms))
     return Outcome(
         receipt=receipt, refusal="", total_micro=verdict.total_micro, gateway=hold.hold.gateway
@@ -143,17 +144,31 @@ def _judge(
     tx: Tx, batch: Batch, receipt: Receipt, hold: HoldRow | None, sealed: bool
 ) -> Cost | Refusal:
     before = tx.receipts.of_request(receipt.request)
-    countersigned = tx.countersignatures.get(receipt.request, receipt.attempt)
-    own = countersigned is not None and countersigned.gateway == receipt.gateway
     verdict = receipts.judge(
         _claim(receipt),
         sender=batch.node,
         hold=None if hold is None else hold.hold,
         seal_ok=sealed or hold is None,
         paid_before_micro=sum(row.provider_micro + row.fee_micro for row in before),
-        countersigned_micro=countersigned.total_micro if countersigned and own else None,
+        countersigned_micro=_countersigned_micro(tx, receipt),
     )
     return verdict if isinstance(verdict, Refusal) else _at_our_price(tx, receipt) or verdict
+
+
+def _countersigned_micro(tx: Tx, receipt: Receipt) -> int | None:
+    row = tx.countersignatures.get(receipt.request, receipt.attempt)
+    return row.total_micro if row is not None and row.gateway == receipt.gateway else None
+
+
+def _compare(tx: Tx, receipt: Receipt, now_ms: int) -> None:
+    """An event if the gateway said before that it delivered less than this claims."""
+    countersigned_micro = _countersigned_micro(tx, receipt)
+    claimed_micro = receipt.provider_micro + receipt.fee_micro
+    if countersigned_micro is not None and countersigned_micro < claimed_micro:
+        events.record(
+            tx, now_ms, "receipts_differ", receipt.receipt,
+            claimed_micro=claimed_micro, countersigned_micro=countersigned_micro,
+        )  # fmt: skip
 
 
 def _at_our_price(tx: Tx, receipt: Receipt) -> Refusal | None:
