@@ -6,6 +6,7 @@ Without faults it is a perfect network with a fixed delay, which tests use as it
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from potluck.messages import subjects
 from potluck.ports.bus import BusClosedError, BusTimeoutError, Delivery, Handler
@@ -13,6 +14,12 @@ from potluck.ports.bus import BusClosedError, BusTimeoutError, Delivery, Handler
 Fate = Callable[[str, str], Sequence[int]]
 """(sender, subject) → the delay in ms of each copy that arrives; none for a lost message."""
 INSTANT_MS = 0
+Enter = Callable[..., Any]
+"""Calls its first argument with the rest, as the process that owns the connection."""
+
+
+def _directly(handler: Callable[..., Any], *arguments: Any) -> Any:
+    return handler(*arguments)
 
 
 def perfect(_sender: str, _subject: str) -> Sequence[int]:
@@ -43,13 +50,22 @@ class Network:
         self._subscriptions: list[MemorySubscription] = []
         self._departures: list[tuple[MemoryBus, Callable[[str], None]]] = []
         self._turns: dict[str, int] = {}
+        self._inboxes = 0
 
-    def bus(self, identity: str, *, privileged: bool = False) -> "MemoryBus":
+    def bus(
+        self, identity: str, *, privileged: bool = False, enter: Enter = _directly
+    ) -> "MemoryBus":
         """A connection that may publish under `identity` and receive what is sent to it.
 
         Privileged ones (coordinators) also receive at `_`, answer any inbox and hear departures.
+        Handlers are called through `enter`.
         """
-        return MemoryBus(self, identity, privileged=privileged)
+        return MemoryBus(self, identity, privileged=privileged, enter=enter)
+
+    def next_inbox(self) -> int:
+        """Unique for all time, so that a late answer meets no other question."""
+        self._inboxes += 1
+        return self._inboxes
 
     def route(self, sender: str, delivery: Delivery) -> None:
         for delay_ms in self.fate(sender, delivery.subject):
@@ -65,7 +81,7 @@ class Network:
         for one in self._one_of_each_queue(matching):
             if one.owner.connected:
                 self.on_deliver(one.owner.identity, delivery)
-                one.handler(delivery)
+                one.owner.enter(one.handler, delivery)
 
     def _one_of_each_queue(
         self, matching: Sequence[MemorySubscription]
@@ -93,18 +109,18 @@ class Network:
         self._departures = [one for one in self._departures if one[0] is not bus]
         for owner, handler in list(self._departures):
             if owner.connected:
-                asyncio.get_running_loop().call_soon(handler, bus.identity)
+                asyncio.get_running_loop().call_soon(owner.enter, handler, bus.identity)
 
 
 class MemoryBus:
-    def __init__(self, network: Network, identity: str, *, privileged: bool) -> None:
+    def __init__(self, network: Network, identity: str, *, privileged: bool, enter: Enter) -> None:
         self.network = network
+        self.enter = enter
         self.identity = identity
         self.privileged = privileged
         self.refused = 0
         """Messages that permissions kept back."""
         self._open = True
-        self._asked = 0
         self._waiting: dict[str, asyncio.Future[bytes]] = {}
 
     @property
@@ -115,8 +131,7 @@ class MemoryBus:
         self._send(Delivery(subject, payload, ""))
 
     async def request(self, subject: str, payload: bytes, timeout_ms: int) -> bytes:
-        self._asked += 1
-        reply = f"{subjects.inbox_prefix(self.identity)}.{self._asked}"
+        reply = f"{subjects.inbox_prefix(self.identity)}.{self.network.next_inbox()}"
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         inbox = MemorySubscription(self, reply, lambda one: _answer(future, one.payload), "")
         self.network.add(inbox)
