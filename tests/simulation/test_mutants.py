@@ -114,15 +114,28 @@ def acknowledged_before_handed_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Conversations, "_chunk", hasty)
 
 
+def waiting_tokens_are_billed(patch: pytest.MonkeyPatch) -> None:
+    abort = Conversations._abort
+
+    def greedy(self, life):
+        if life.pending:
+            life.handed_seq = life.pending[-1].seq
+            life.handed_tokens += sum(len(chunk.token_ids) for chunk in life.pending)
+        abort(self, life)
+
+    patch.setattr(Conversations, "_abort", greedy)
+
+
 MUTANTS = [
     Mutant("chunks in any order", no_order, "showed"),
     Mutant("a void that gives nothing back", lost_void, "pending"),
     Mutant("a repeated receipt is paid again", double_post, ""),
     Mutant("closed grants cost nothing", closed_grants_cost_nothing, "settled more"),
-    Mutant("unacknowledged tokens are billed", unacknowledged_tokens_are_billed, "was billed for"),
+    Mutant("unacknowledged tokens are billed", unacknowledged_tokens_are_billed, "settled more"),
     Mutant("receipts are sent once", receipts_are_sent_once, "never paid"),
     Mutant("a node is told once what to serve", deployed_once, "at the end"),
-    Mutant("acknowledged before handed on", acknowledged_before_handed_on, "was billed for"),
+    Mutant("acknowledged before handed on", acknowledged_before_handed_on, "settled more"),
+    Mutant("who leaves pays for what waited", waiting_tokens_are_billed, "was billed for"),
 ]
 
 
