@@ -4,12 +4,12 @@ Whoever waits is woken after the commit, all of a group by one call into its loo
 """
 
 import asyncio
+import collections
 import contextlib
-import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from potluck.adapters.sql import connections
 from potluck.adapters.sql.transaction import Failed, Groups, Work
@@ -17,10 +17,7 @@ from potluck.core import parameters
 from potluck.ports.store import ResultT, StoreUnavailableError, Tx
 
 
-class _Item(NamedTuple):
-    work: Work
-    future: "asyncio.Future[Any]"
-    loop: asyncio.AbstractEventLoop
+_Item = tuple[Work, "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
 class SqlStore:
@@ -29,7 +26,8 @@ class SqlStore:
     def __init__(self, path: Path) -> None:
         self._connection = connections.connect(path)
         connections.prepare(self._connection)
-        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._waiting: collections.deque[_Item] = collections.deque()
+        self._work = threading.Event()
         self._open = True
         self._thread = threading.Thread(target=self._serve, name="store", daemon=True)
         self._thread.start()
@@ -39,37 +37,34 @@ class SqlStore:
             raise StoreUnavailableError("the store is closed")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[ResultT] = loop.create_future()
-        self._queue.put(_Item(work, future, loop))
+        self._waiting.append((work, future, loop))
+        # Asked first, because to set it takes a lock, and under load it is set already.
+        if not self._work.is_set():
+            self._work.set()
         return await future
 
     async def close(self) -> None:
         """What was handed over before is committed; then the connection closes."""
-        if self._open:
-            self._open = False
-            self._queue.put(None)
+        self._open = False
+        self._work.set()
         await asyncio.to_thread(self._thread.join)
 
     def _serve(self) -> None:
         groups = Groups(self._connection)
-        going = True
-        while going:
-            items, going = self._next_group()
-            if items:
-                _wake(items, groups.run([item.work for item in items]))
+        while True:
+            self._work.wait()
+            # Cleared before the look: what is handed over after it sets the event again.
+            self._work.clear()
+            closing = not self._open
+            while items := self._next_group():
+                _wake(items, groups.run([item[0] for item in items]))
+            if closing:
+                break
         self._connection.close()
 
-    def _next_group(self) -> tuple[list[_Item], bool]:
-        """Waits for one item, then takes what else is there. False: the store closes after it."""
-        items: list[_Item] = []
-        item = self._queue.get()
-        with contextlib.suppress(queue.Empty):
-            while item is not None:
-                items.append(item)
-                if len(items) >= parameters.group_items_max:
-                    return items, True
-                item = self._queue.get_nowait()
-            return items, False
-        return items, True
+    def _next_group(self) -> list[_Item]:
+        count = min(len(self._waiting), parameters.group_items_max)
+        return [self._waiting.popleft() for _ in range(count)]
 
 
 async def open_store(path: Path) -> SqlStore:
@@ -80,8 +75,8 @@ async def open_store(path: Path) -> SqlStore:
 
 def _wake(items: list[_Item], outcomes: list[Any]) -> None:
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Any], Any]]] = {}
-    for item, outcome in zip(items, outcomes, strict=True):
-        by_loop.setdefault(item.loop, []).append((item.future, outcome))
+    for (_, future, loop), outcome in zip(items, outcomes, strict=True):
+        by_loop.setdefault(loop, []).append((future, outcome))
     for loop, settled in by_loop.items():
         # A loop that was closed meanwhile has nobody left who waits.
         with contextlib.suppress(RuntimeError):
