@@ -215,9 +215,12 @@ def _delegated(folder: Path) -> bool:
 
 
 def _hand_down(folder: Path) -> bool:
+    control = folder / "cgroup.subtree_control"
+    if set(CONTROLLERS) <= set(control.read_text().split()):
+        return True
     with contextlib.suppress(OSError):
-        (folder / "cgroup.subtree_control").write_text("+memory +pids +cpu")
-    return set(CONTROLLERS) <= set((folder / "cgroup.subtree_control").read_text().split())
+        control.write_text("+memory +pids +cpu")
+    return set(CONTROLLERS) <= set(control.read_text().split())
 
 
 def sweep(layout: Layout, now_s: float) -> None:

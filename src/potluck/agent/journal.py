@@ -9,6 +9,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -67,13 +68,14 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
-class Unfinished(msgspec.Struct):
+@dataclass(slots=True)
+class Unfinished:
     """An attempt that was cut off, as the journal tells it."""
 
     receipt: Receipt
     prompt_tokens: int = 0
     tokens: int = 0
-    data: bytes = b""
+    data: bytearray = field(default_factory=bytearray)
     ended: Ended | None = None
 
 
@@ -161,7 +163,7 @@ class Journal:
     def _alive(self) -> Iterator[Record]:
         for receipt, known in self.unfinished.items():
             yield Begun(known.receipt)
-            yield Progress(receipt, known.prompt_tokens, known.tokens, known.data)
+            yield Progress(receipt, known.prompt_tokens, known.tokens, bytes(known.data))
             if known.ended is not None:
                 yield known.ended
         for receipt, body in self.final.items():
