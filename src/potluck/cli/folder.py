@@ -1,6 +1,6 @@
 """The data folder of a pool on this machine: where everything lies.
 
-Private to its owner (mode 0700); engines and models below it are opened to the sandbox one by one.
+Secrets lie in folders and files that only their owner can read.
 """
 
 from dataclasses import dataclass
@@ -40,14 +40,6 @@ class DataFolder:
         return self.root / "nodes" / name
 
     @property
-    def models(self) -> Path:
-        return self.root / "models"
-
-    @property
-    def engines(self) -> Path:
-        return self.root / "engines"
-
-    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
@@ -78,11 +70,11 @@ class DataFolder:
     def prepare(self) -> None:
         """Makes the folders. Raises `OSError`."""
         self.root.mkdir(parents=True, exist_ok=True)
-        # Traversable, so that a sandbox's user reaches engines and models.
+        # Traversable, so that a sandbox's user reaches the model and the work folder of its node.
         self.root.chmod(0o711)
         for folder in (self.logs, self.run, self.gateway, self.nats_keys):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)
-        for folder in (self.models, self.engines, self.root / "nodes"):
-            folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o711)
+        nodes = self.root / "nodes"
+        nodes.mkdir(exist_ok=True)
+        nodes.chmod(0o711)

@@ -38,10 +38,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for column in columns:
         number = column.startswith(">")
         shown.add_column(column.removeprefix(">"), justify="right" if number else "left",
-                         overflow="fold")  # fmt: skip
+                         no_wrap=True)  # fmt: skip
     for row in rows:
         shown.add_row(*(styled(cell) for cell in row))
-    screen.print(shown)
+    # Piped output has no width to respect, and a cut id is of no use there.
+    screen.print(shown, crop=False, soft_wrap=not screen.is_terminal)
 
 
 def styled(cell: str) -> str:
@@ -66,6 +67,6 @@ def size(amount_bytes: int) -> str:
 
 
 def short(identity: str) -> str:
-    """Enough of an id to tell it from its neighbours."""
+    """Enough of an id to tell it from its neighbours: a ULID's end differs, its beginning is time."""
     kind, _, rest = identity.partition("_")
-    return f"{kind}_{rest[:8]}…" if len(rest) > 9 else identity
+    return f"{kind}_…{rest[-6:]}" if len(rest) > 9 else identity

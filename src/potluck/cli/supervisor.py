@@ -30,7 +30,7 @@ class Child:
     env: Mapping[str, str]
     log: Path
     pass_fds: Sequence[int] = ()
-    grace_ms: int = parameters.stop_grace_ms
+    grace_ms: int = parameters.child_grace_ms
 
 
 @dataclass(slots=True)

@@ -124,12 +124,6 @@ def _children(
     keys.write_private(folder.observer_credentials, observer)
     yield child("coordinator", python("coordinator", bus_url))
 
-    signer = keys.load_or_create(folder.gateway / "identity.key")
-    gateway = ids.gateway_id(signer.public_key)
-    _give(folder, authority, gateway, credentials.member_rights(pool.pool, gateway))
-    descriptor = listener.fileno()
-    yield child("gateway", python("gateway", bus_url, str(descriptor)), descriptor)
-
     threads = max(1, len(os.sched_getaffinity(0)) // settings.nodes)
     for index in range(1, settings.nodes + 1):
         name = f"node-{index}"
@@ -137,6 +131,13 @@ def _children(
         node = ids.node_id(signer.public_key)
         _give(folder, authority, node, credentials.member_rights(pool.pool, node))
         yield child(name, python("agent", bus_url, name, str(threads)))
+
+    # Last, so that it ends first: streams end while nodes still serve.
+    signer = keys.load_or_create(folder.gateway / "identity.key")
+    gateway = ids.gateway_id(signer.public_key)
+    _give(folder, authority, gateway, credentials.member_rights(pool.pool, gateway))
+    descriptor = listener.fileno()
+    yield child("gateway", python("gateway", bus_url, str(descriptor)), descriptor)
 
 
 def _give(

@@ -161,8 +161,10 @@ journal_compact_bytes: Final = 4 * 1024 * 1024
 receipts_refused_kept: Final = 1_000
 
 # Processes on one machine
-stop_grace_ms: Final = 5_000
+child_grace_ms: Final = 5_000
 """How long a process may take to end when asked, before it is killed."""
+child_streams_grace_ms: Final = 2_000
+"""How long streams may run on when a whole pool is told to end; its owner is waiting."""
 child_settled_ms: Final = 30_000
 """A child that lived so long is not failing, whatever ends it."""
 child_back_off_first_ms: Final = 200

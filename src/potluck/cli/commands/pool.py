@@ -141,5 +141,5 @@ def _ledger_row(line: views.TransferView) -> tuple[str, ...]:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.at_ms / 1000))
     return (
         when, line.kind, output.short(line.payer), output.short(line.payee),
-        output.credits(line.amount_micro), line.cause,
+        output.credits(line.amount_micro), output.short(line.cause),
     )  # fmt: skip

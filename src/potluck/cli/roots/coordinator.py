@@ -24,6 +24,18 @@ BUILTIN_PRICE = Price(
 )
 
 
+def _founding(pool: founding.PoolFile) -> bootstrap.Founding:
+    return bootstrap.Founding(
+        owner=pool.owner,
+        provider=pool.provider,
+        key=pool.key,
+        key_hash=pool.key_hash,
+        manifest=pool.manifest,
+        slots=pool.slots,
+        price=BUILTIN_PRICE,
+    )
+
+
 async def serve(folder: DataFolder, url: str, stopping: asyncio.Event) -> None:
     pool = founding.read(folder)
     clock, ids = SystemClock(), UlidIds()
