@@ -1,6 +1,7 @@
 """A coordinator and nodes that speak the wire by script: fakes at the bus, for gateway tests."""
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -62,10 +63,8 @@ class Speaker:
         return payload
 
     def answer(self, delivery: Delivery, body: msgspec.Struct) -> None:
-        try:
+        with contextlib.suppress(BusClosedError):
             self.bus.publish(delivery.reply, self._stamp.seal(envelope.encode(body)))
-        except BusClosedError:
-            pass
 
 
 class Coordinator:

@@ -278,6 +278,7 @@ def test_repeated_done_is_answered_with_the_same_closing_ack() -> None:
     async def test(world: World) -> None:
         await world.whole()
         node = world.nodes[0]
+        await asyncio.sleep(0.01)
         before = len(node.acks)
         payload = node.say(done(node.infers[0], 3))
         await asyncio.sleep(0.01)

@@ -6,7 +6,7 @@ says it is settled.
 """
 
 import hmac
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from potluck.core.ids import BootId, HoldId, NodeId, RequestId
 from potluck.core.pricing import Price
@@ -46,21 +46,26 @@ def draw(purse: Purse, max_micro: int) -> Purse | Refusal:
     assert max_micro >= 0
     if purse.free_micro < max_micro:
         return Refusal.INSUFFICIENT_FUNDS
-    return replace(
-        purse,
+    return Purse(
+        hold=purse.hold,
+        amount_micro=purse.amount_micro,
         free_micro=purse.free_micro - max_micro,
         granted_micro=purse.granted_micro + max_micro,
+        outstanding_micro=purse.outstanding_micro,
+        settled_micro=purse.settled_micro,
     )
 
 
 def close(purse: Purse, *, max_micro: int, used_micro: int) -> Purse:
     """The request ended: what it used waits for settlement, the rest is free again."""
     assert 0 <= used_micro <= max_micro <= purse.granted_micro
-    return replace(
-        purse,
+    return Purse(
+        hold=purse.hold,
+        amount_micro=purse.amount_micro,
+        free_micro=purse.free_micro + max_micro - used_micro,
         granted_micro=purse.granted_micro - max_micro,
         outstanding_micro=purse.outstanding_micro + used_micro,
-        free_micro=purse.free_micro + max_micro - used_micro,
+        settled_micro=purse.settled_micro,
     )
 
 
@@ -71,11 +76,13 @@ def settled(purse: Purse, *, expected_micro: int, settled_micro: int) -> Purse:
     """
     assert 0 <= expected_micro <= purse.outstanding_micro
     taken_micro = min(settled_micro, expected_micro)
-    return replace(
-        purse,
+    return Purse(
+        hold=purse.hold,
+        amount_micro=purse.amount_micro,
+        free_micro=purse.free_micro + expected_micro - taken_micro,
+        granted_micro=purse.granted_micro,
         outstanding_micro=purse.outstanding_micro - expected_micro,
         settled_micro=purse.settled_micro + taken_micro,
-        free_micro=purse.free_micro + expected_micro - taken_micro,
     )
 
 

@@ -130,6 +130,8 @@ greet_repeat_ms: Final = 1_000
 stop_grace_ms: Final = 30_000
 """How long streams may run on after a gateway was told to stop."""
 sse_comment_ms: Final = 10_000
+acknowledgement_gather_ms: Final = 5
+"""Acknowledgements wait so long for company before they travel alone."""
 infer_alone_bytes: Final = 256 * 1024
 """An order this large travels in a message of its own."""
 deliveries_per_batch_max: Final = 1_024

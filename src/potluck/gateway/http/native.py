@@ -74,10 +74,6 @@ class _ProblemError(Exception):
         self.problem = problem
 
 
-class _Owned(msgspec.Struct):
-    account: str | None
-
-
 class _Keys(msgspec.Struct):
     data: list[views.KeyView]
 
@@ -88,6 +84,7 @@ class _Feed(msgspec.Struct):
 
 
 Limit = Annotated[int, Query(ge=1, le=parameters.events_page_max)]
+Wait = Annotated[int, Query(ge=0, le=parameters.events_wait_ms)]
 MinOffset = Annotated[
     int, Query(ge=0, description="Answer only once the event feed has come this far.")
 ]
@@ -152,11 +149,8 @@ class _Routes:
         async def receipt(
             receipt: Name, who: KeyRecord = key, min_offset: MinOffset = 0
         ) -> Response:
-            answer = await self._ask("receipt", {"receipt": receipt}, min_offset)
-            owner = msgspec.json.decode(answer.data, type=_Owned).account
-            if not who.admin and owner != who.account:
-                raise _ProblemError(Problem(Refusal.RECEIPT_NOT_FOUND))
-            return _through(answer)
+            args = {"receipt": receipt} | _mine(who)
+            return await self._read("receipt", args, min_offset)
 
         @api.get(_PREFIX + "/ledger")
         async def ledger(
@@ -171,7 +165,7 @@ class _Routes:
         @api.get(_PREFIX + "/events")
         async def events(
             who: KeyRecord = key, after: Annotated[int, Query(ge=0)] = 0, limit: Limit = 100,
-            follow: bool = False, wait_ms: Annotated[int, Query(ge=0, le=25_000)] = 0,
+            follow: bool = False, wait_ms: Wait = 0,
         ) -> Response:  # fmt: skip
             _admin(who)
             if follow:
@@ -217,25 +211,21 @@ class _Routes:
                 _admin(who)
             args = {"account": account, "name": new.name, "admin": str(int(new.admin))}
             if new.life_s is not None:
-                args["life_ms"] = str(new.life_s * 1000)
+                expires_ms = self._serving.clock.wall_ms() + new.life_s * 1000
+                args["expires_ms"] = str(expires_ms)
             return await self._write("create_key", args, 201)
 
         @api.delete(_PREFIX + "/keys/{revoked}")
         async def revoke_key(revoked: Name, who: KeyRecord = key) -> Response:
-            if not who.admin:
-                await self._find_key(who.account, revoked)
-            return await self._write("revoke_key", {"key": revoked})
+            return await self._write("revoke_key", {"key": revoked} | _mine(who))
 
     # Coordinators
 
     async def _read(self, what: Any, args: dict[str, str], min_offset: int) -> Response:
         return _through(await self._ask(what, args, min_offset))
 
-    async def _ask(
-        self, what: Any, args: dict[str, str], min_offset: int = 0, wait_ms: int = 0
-    ) -> Answer:
-        timeout_ms = parameters.query_timeout_ms + wait_ms
-        return _settled(await self._serving.query(what, args, min_offset, timeout_ms))
+    async def _ask(self, what: Any, args: dict[str, str], min_offset: int = 0) -> Answer:
+        return _settled(await self._serving.query(what, args, min_offset))
 
     async def _write(self, order: Any, args: dict[str, str], status: int = 200) -> Response:
         return _through(_settled(await self._serving.command(order, args)), status)
@@ -248,9 +238,15 @@ class _Routes:
         raise _ProblemError(Problem(Refusal.KEY_NOT_FOUND))
 
     async def _events(self, after: int, limit: int, wait_ms: int) -> Answer:
-        """Waits at the coordinator, which knows first."""
-        args = {"after": str(after), "limit": str(limit), "wait_ms": str(wait_ms)}
-        return await self._ask("events", args, wait_ms=wait_ms)
+        """Asks again until something happened, or `wait_ms` have passed."""
+        clock = self._serving.clock
+        ends_ms = clock.now_ms() + wait_ms
+        while True:
+            answer = await self._ask("events", {"after": str(after), "limit": str(limit)})
+            left_ms = ends_ms - clock.now_ms()
+            if left_ms <= 0 or self._serving.stopping or _events_in(answer):
+                return answer
+            await clock.sleep_ms(min(_POLL_MS, left_ms))
 
     async def _follow(self, after: int) -> AsyncIterator[bytes]:
         """Server-sent events, each with its offset as id; a comment while nothing happens."""
@@ -261,16 +257,19 @@ class _Routes:
             except _ProblemError as error:
                 yield b"event: error\ndata: %b\n\n" % errors.document(error.problem)
                 return
-            events = msgspec.json.decode(answer.data, type=_Feed).data
+            events = _events_in(answer)
             for event in events:
                 offset = event.offset
                 yield b"id: %d\ndata: %b\n\n" % (offset, msgspec.json.encode(event))
             if not events:
                 yield b": keep-alive\n\n"
-                await self._serving.clock.sleep_ms(_POLL_MS)
 
 
 _POLL_MS: Final = 500
+
+
+def _events_in(answer: Answer) -> list[views.EventView]:
+    return msgspec.json.decode(answer.data, type=_Feed).data
 
 
 def _scope(who: KeyRecord, account: str | None) -> dict[str, str]:
@@ -278,6 +277,11 @@ def _scope(who: KeyRecord, account: str | None) -> dict[str, str]:
     if account is not None:
         _own(who, account)
         return {"account": account}
+    return {} if who.admin else {"account": who.account}
+
+
+def _mine(who: KeyRecord) -> dict[str, str]:
+    """The coordinator then answers as if others' things did not exist."""
     return {} if who.admin else {"account": who.account}
 
 

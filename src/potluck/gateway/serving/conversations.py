@@ -67,6 +67,10 @@ class Conversations:
         self.in_flight: dict[NodeId, int] = {}
         self.strays = 0
 
+    def flush(self) -> None:
+        """What was said leaves now."""
+        self._links.flush()
+
     def __len__(self) -> int:
         return len(self._lives)
 
@@ -248,7 +252,7 @@ class Conversations:
         life.acked_tokens = life.handed_tokens
         life.acked_ms = now_ms
         word = Ack(request=life.request, attempt=life.attempt, seq=life.acked_seq)
-        self._links.say(life.replica.node, word)
+        self._links.say_soon(life.replica.node, word)
 
     # Ending
 
@@ -286,7 +290,10 @@ class Conversations:
         if len(self._closed) >= parameters.finished_attempts_kept:
             self._closed.popitem(last=False)
         self._closed[life.request, life.attempt] = (node, word)
-        self._links.say(node, word)
+        if type(word) is Cancel:
+            self._links.say(node, word)  # An engine works until it hears this.
+        else:
+            self._links.say_soon(node, word)
         self._count(node, -1)
         self._countersigner.delivered(life.request, life.attempt, life.acked_tokens, used_micro)
 

@@ -17,30 +17,56 @@ class Links:
         self._speech = speech
         self._before_send = before_send
         self._waiting: dict[NodeId, list[ToNode]] = {}
+        self._urgent: set[NodeId] = set()
         self._subjects: dict[NodeId, str] = {}
         self._scheduled = False
+        self._gathering = False
 
     def say(self, node: NodeId, word: ToNode) -> None:
-        words = self._waiting.get(node)
-        if words is None:
-            self._waiting[node] = [word]
-            self.schedule()
-        else:
-            words.append(word)
+        """Leaves with this loop turn."""
+        self._urgent.add(node)
+        self._append(node, word)
+        self.schedule()
+
+    def say_soon(self, node: NodeId, word: ToNode) -> None:
+        """Nobody waits for it: it goes along with an urgent word, or after a short while."""
+        self._append(node, word)
+        if not self._gathering:
+            self._gathering = True
+            loop = asyncio.get_running_loop()
+            loop.call_later(parameters.acknowledgement_gather_ms / 1000, self._gathered)
 
     def schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._turn)
 
+    def flush(self) -> None:
+        for node in list(self._waiting):
+            self._send(node, self._waiting.pop(node))
+        self._urgent.clear()
+
+    def _append(self, node: NodeId, word: ToNode) -> None:
+        words = self._waiting.get(node)
+        if words is None:
+            self._waiting[node] = [word]
+        else:
+            words.append(word)
+
+    def _gathered(self) -> None:
+        self._gathering = False
+        self.flush()
+
     def _turn(self) -> None:
         try:
             self._before_send()
         finally:
             self._scheduled = False
-            waiting, self._waiting = self._waiting, {}
-            for node, words in waiting.items():
-                self._send(node, words)
+            urgent, self._urgent = self._urgent, set()
+            for node in urgent:
+                words = self._waiting.pop(node, None)
+                if words:
+                    self._send(node, words)
 
     def _send(self, node: NodeId, words: list[ToNode]) -> None:
         subject = self._subjects.get(node)

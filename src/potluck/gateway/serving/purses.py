@@ -112,12 +112,18 @@ class Purses:
         held = self._by_hold.get(told.hold)
         if held is None:
             return
+        expected_sum = settled_sum = 0
         for item in told.items:
             attempt = (item.request, item.attempt)
-            if attempt in held.expected_micro:
-                held.settle(attempt, item.total_micro)
+            expected_micro = held.expected_micro.pop(attempt, None)
+            if expected_micro is not None:
+                expected_sum += expected_micro
+                settled_sum += max(0, min(item.total_micro, expected_micro))
             elif is_live(item.request, item.attempt):
                 held.early_micro[attempt] = item.total_micro
+        held.purse = grants.settled(
+            held.purse, expected_micro=expected_sum, settled_micro=settled_sum
+        )
 
     def tick(self, now_ms: int) -> None:
         """Renews what is in use, releases what was idle for a whole life."""

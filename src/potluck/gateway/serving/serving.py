@@ -93,7 +93,7 @@ class Serving:
                 completion, Refusal.SHUTTING_DOWN, "the gateway is shutting down"
             )
             completion.listener.wake()
-        await asyncio.sleep(0)  # The closing words of this turn leave.
+        self.conversations.flush()
         self._countersigner.send()
         await self.purses.stop()
         for task in (*self._tasks, *([self._greeting] if self._greeting else [])):
@@ -171,12 +171,11 @@ class Serving:
     # Coordinators
 
     async def query(
-        self, what: What, args: dict[str, str], at_least_offset: int = 0,
-        timeout_ms: int = parameters.query_timeout_ms,
-    ) -> Answer | None:  # fmt: skip
+        self, what: What, args: dict[str, str], at_least_offset: int = 0
+    ) -> Answer | None:
         """None: no coordinator answered."""
         question = Query(what=what, args=args, at_least_offset=at_least_offset)
-        return _answer(await self._speech.ask("query", question, timeout_ms))
+        return _answer(await self._speech.ask("query", question, parameters.query_timeout_ms))
 
     async def command(self, order: Order, args: dict[str, str]) -> Answer | None:
         """Repeated under the same id until answered. None: whether it was done is not known."""
