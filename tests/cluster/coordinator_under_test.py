@@ -4,10 +4,11 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from potluck.adapters.keys import Ed25519Signer, Ed25519Verifier
-from potluck.adapters.sql import InlineStore
+from potluck.adapters.sql import InlineStore, open_store
 from potluck.coordinator import audit, bootstrap
 from potluck.coordinator.bootstrap import Founding
 from potluck.coordinator.coordinator import Coordinator
@@ -222,32 +223,40 @@ def beat(state: Any = "ready", revision: int = 1, replicas: bool = True) -> Hear
     )  # fmt: skip
 
 
-def in_pool(
-    work: Callable[[Pool], Awaitable[None]], nodes: int = 1, store: InlineStore | None = None
-) -> None:
+def in_pool(work: Callable[[Pool], Awaitable[None]], nodes: int = 1) -> None:
     """Runs `work` on virtual time with everybody joined; checks the books at the end."""
-
-    async def run() -> None:
-        network, boots = Network(), SeededIds(random.Random(1))
-        disk = store or InlineStore()
-        await disk.transact(lambda tx: bootstrap.ensure(tx, FOUNDING, 1, boots))
-        pool = Pool(
-            network=network,
-            store=disk,
-            boots=boots,
-            gateway=Peer(network, "gw", 1, boots),
-            nodes=[Peer(network, "node", 10 + number, boots) for number in range(nodes)],
-        )
-        await pool.start()
-        await pool.everybody_joins()
-        await work(pool)
-        await pool.sound()
-        await pool.coordinator.stop()
-        assert pool.coordinator.counters["failed"] == 0
-        assert pool.coordinator.counters["internal"] == 0
-
     loop = VirtualTimeLoop()
     try:
-        loop.run_until_complete(run())
+        loop.run_until_complete(_joined(work, nodes, InlineStore()))
     finally:
         loop.close()
+
+
+def on_disk(path: Path, work: Callable[[Pool], Awaitable[None]], nodes: int = 1) -> None:
+    """The same with the writer thread and a file, in real time."""
+
+    async def run() -> None:
+        store = await open_store(path)
+        await _joined(work, nodes, store)
+        await store.close()
+
+    asyncio.run(run())
+
+
+async def _joined(work: Callable[[Pool], Awaitable[None]], nodes: int, disk: Store) -> None:
+    network, boots = Network(), SeededIds(random.Random(1))
+    await disk.transact(lambda tx: bootstrap.ensure(tx, FOUNDING, 1, boots))
+    pool = Pool(
+        network=network,
+        store=disk,
+        boots=boots,
+        gateway=Peer(network, "gw", 1, boots),
+        nodes=[Peer(network, "node", 10 + number, boots) for number in range(nodes)],
+    )
+    await pool.start()
+    await pool.everybody_joins()
+    await work(pool)
+    await pool.sound()
+    await pool.coordinator.stop()
+    assert pool.coordinator.counters["failed"] == 0
+    assert pool.coordinator.counters["internal"] == 0

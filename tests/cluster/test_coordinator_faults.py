@@ -145,6 +145,21 @@ def test_a_node_that_differs_is_told_again_until_it_does_not() -> None:
     in_pool(work)
 
 
+def test_a_node_that_started_anew_serves_nothing_until_it_says_so() -> None:
+    async def work(pool: Pool) -> None:
+        node, gateway = pool.nodes[0], pool.gateway
+        gateway.told.clear()
+        await node.ask("hello", hello(node))
+        assert gateway.heard("replicas", membership.replicas_decoder) == []
+        node.restart(pool.boots)
+        await node.ask("hello", hello(node))
+        await asyncio.sleep(0.1)
+        [delta] = gateway.heard("replicas", membership.replicas_decoder)
+        assert delta.removed == [(node.id, DIGEST)]
+
+    in_pool(work)
+
+
 def test_gateways_follow_the_replica_table_by_offset() -> None:
     async def work(pool: Pool) -> None:
         node, gateway = pool.nodes[0], pool.gateway

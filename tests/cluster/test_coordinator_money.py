@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -17,6 +18,7 @@ from tests.cluster.coordinator_under_test import (
     beat,
     countersigned,
     in_pool,
+    on_disk,
 )
 
 START = 10_000_000
@@ -32,6 +34,27 @@ def test_two_hundred_at_once_get_exactly_what_is_there() -> None:
         assert await pool.available_micro() == 0
 
     in_pool(work)
+
+
+def test_the_same_on_a_disk_with_many_receipts(tmp_path: Path) -> None:
+    async def work(pool: Pool) -> None:
+        replies = await asyncio.gather(
+            *(pool.hold(1_000_000, need_micro=1_000_000) for _ in range(200))
+        )
+        held = [reply for reply in replies if not reply.refusal]
+        assert len(held) == 10
+        for number in range(20):
+            for node in pool.nodes:
+                names = [f"req_{node.id[5:10]}{number}n{leaf}" for leaf in range(20)]
+                said = [pool.receipt(held[number % 10], node, name) for name in names]
+                node.tell("receipts", batch(node, *said))
+        async with asyncio.timeout(60):
+            while await pool.posted_micro(PROVIDER) < 2 * 20 * 20 * 32:
+                await asyncio.sleep(0.02)
+        assert await pool.posted_micro(PROVIDER) == 2 * 20 * 20 * 32
+        assert await pool.posted_micro(POOL) == 2 * 20 * 20 * 3
+
+    on_disk(tmp_path / "potluck.db", work, nodes=2)
 
 
 def test_the_good_day() -> None:

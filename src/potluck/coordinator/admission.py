@@ -42,8 +42,7 @@ class Admission:
         joined = await state.store.transact(lambda tx: membership.join(tx, row))
         if isinstance(joined, Refusal):
             return Welcome(refusal=joined)
-        state.roster.admit(joined, state.clock.now_ms())
-        self._order(state.roster.members[joined.id])
+        self._order(state.roster.admit(joined, letter.boot, state.clock.now_ms()))
         self.publish()
         return Welcome()
 

@@ -41,12 +41,23 @@ def _pending(tx: Tx) -> list[str]:
 
 
 def _debts(tx: Tx) -> list[str]:
+    """A person owes nothing, but for what a correction took back of earlier earnings."""
     persons = {row.id for row in tx.accounts.list() if row.kind == "person"}
     return [
         f"{account} owes: {balance}"
         for account, balance in tx.balances.list()
-        if account in persons and balance.available_micro < 0
+        if account in persons
+        and balance.available_micro < 0
+        and balance.available_micro + _taken_back(tx, account) < 0
     ]
+
+
+def _taken_back(tx: Tx, account: AccountId) -> int:
+    return sum(
+        row.amount_micro
+        for row in tx.transfers.list(account, limit=_ALL)
+        if row.kind == "correction" and row.payer == account
+    )
 
 
 def _receipts(tx: Tx) -> list[str]:

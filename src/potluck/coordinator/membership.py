@@ -27,6 +27,8 @@ class Member:
     row: NodeRow
     node: Node
     report: Heartbeat | None
+    boot: BootId
+    """The start that last said hello; empty if that was to an earlier start of ours."""
 
 
 class Roster:
@@ -41,11 +43,15 @@ class Roster:
         self.members = {row.id: _member(row, now_ms) for row in nodes_kept}
         self.gateways = {row.id: row for row in gateways}
 
-    def admit(self, row: NodeRow, now_ms: int) -> None:
+    def admit(self, row: NodeRow, boot: BootId, now_ms: int) -> Member:
         known = self.members.get(row.id)
         node = Node(id=row.id, liveness="alive", heard_ms=now_ms)
-        report = known.report if known is not None else None
-        self.members[row.id] = Member(row=row, node=node, report=report)
+        # A node that started anew serves nothing yet, whatever its earlier start reported.
+        same = known is not None and known.boot in ("", boot)
+        report = known.report if known is not None and same else None
+        member = Member(row=row, node=node, report=report, boot=boot)
+        self.members[row.id] = member
+        return member
 
     def apply(self, member: Member, event: nodes.Event) -> bool:
         """Whether its liveness changed."""
@@ -143,4 +149,4 @@ def _member(row: NodeRow, now_ms: int) -> Member:
     except msgspec.MsgspecError:
         report = None
     node = Node(id=row.id, liveness=liveness, heard_ms=now_ms)
-    return Member(row=row, node=node, report=report)
+    return Member(row=row, node=node, report=report, boot=BootId(""))
