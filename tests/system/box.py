@@ -9,6 +9,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ PROBES = Path(__file__).with_name("probes.py")
 PYTHON = "/usr/bin/python3"
 MEMORY_MIB = 64
 PIDS = 24
+FILE_MIB = 4
 
 
 async def _run(folder: Path, probe: str, argument: str, cgroups: bool) -> dict:
@@ -34,7 +36,9 @@ async def _run(folder: Path, probe: str, argument: str, cgroups: bool) -> dict:
         argv=[PYTHON, "-I", "-S", "-B", "/opt/probes.py", probe, argument],
         work=work,
         shown=((program, "/opt/probes.py"),),
-        limits=Limits(memory_bytes=MEMORY_MIB << 20, pids=PIDS, cpu_cores=1.0),
+        limits=Limits(
+            memory_bytes=MEMORY_MIB << 20, pids=PIDS, cpu_cores=1.0, file_bytes=FILE_MIB << 20
+        ),
         log=log,
     )
     with bubblewrap.command(box, bubblewrap.unprivileged_uid("probe")) as command:
@@ -62,7 +66,8 @@ def outside(probe: str, argument: str, **changes: object) -> dict:
     """The control: the same probe, free, to show that it would succeed."""
     done = subprocess.run(
         [PYTHON, "-I", "-S", "-B", str(PROBES), probe, argument],
-        capture_output=True, text=True, timeout=60, check=False, **changes,
+        capture_output=True, text=True, timeout=60, check=False, cwd=tempfile.gettempdir(),
+        **changes,
     )  # fmt: skip
     return facts(done.stdout)
 

@@ -112,6 +112,21 @@ def limits(_: str) -> dict:
     return {"nproc": resource.getrlimit(resource.RLIMIT_NPROC)[0], "uid": os.getuid()}
 
 
+def fill(most_mib: str) -> dict:
+    """Write one file of `most_mib` in the folder where it stands."""
+    path, mib = Path("filled"), 0
+    try:
+        with path.open("wb", buffering=0) as file:
+            while mib < int(most_mib):
+                file.write(bytes(1024 * 1024))
+                mib += 1
+    except OSError as error:
+        return {"mib": mib, "refused": error.strerror}
+    finally:
+        path.unlink()
+    return {"mib": mib, "refused": None}
+
+
 def hang(_: str) -> dict:
     print(json.dumps({"hanging": True}), flush=True)
     time.sleep(600)

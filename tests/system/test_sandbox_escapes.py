@@ -3,6 +3,7 @@
 Root drops to a high uid in cgroups; a plain user has no cgroups here and gets rlimits.
 """
 
+import asyncio
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from potluck.agent.sandboxes import bubblewrap, seccomp
+from potluck.adapters.processes import LocalProcesses
+from potluck.agent.sandboxes import bubblewrap, seccomp, tier
 from tests.system import box
 
 ROOT = Path(__file__).parents[2]
@@ -204,3 +206,28 @@ def test_the_uid_is_never_roots(inside: Inside) -> None:
         uid = bubblewrap.unprivileged_uid("probe")
         assert uid is not None
         assert uid > 0
+
+
+def test_the_sandbox_is_proved_by_running_it() -> None:
+    async def body() -> None:
+        processes = LocalProcesses()
+        assert await tier.prove(processes, "node_1") == tier.probe(processes)
+
+    asyncio.run(body())
+
+
+def test_a_sandbox_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bubblewrap, "_isolation", lambda: ["--no-such-option"])
+
+    async def body() -> None:
+        found, reason = await tier.prove(LocalProcesses(), "node_1")
+        assert found == "none"
+        assert "no-such-option" in reason
+
+    asyncio.run(body())
+
+
+def test_a_file_it_writes_is_bounded(inside: Inside) -> None:
+    control = box.outside("fill", "9")
+    assert control == {"mib": 9, "refused": None}
+    assert inside.facts("fill", "9") == {"mib": box.FILE_MIB, "refused": "File too large"}

@@ -21,6 +21,8 @@ from potluck.adapters import cgroups
 from potluck.ports.processes import STAGE, Command, Limits, SpawnError
 
 _LAUNCHER: Final = Path(__file__).with_name("launch.py")
+_spawner: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
+"""Of the module, not of an object: children must not die because an object was forgotten."""
 _PROBE: Final = Limits(memory_bytes=64 * 1024 * 1024, pids=16, cpu_cores=0.5)
 
 
@@ -74,9 +76,10 @@ class LocalProcess:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         # Its descendants do not outlive it; without a cgroup only its process group is known.
-        self._signal(signal.SIGKILL)
         if self._group is not None:
             self._group.kill()
+        else:
+            self._signal(signal.SIGKILL)
         if not self._ended.done():
             self._ended.set_result(status)
         if self._on_exit is not None:
@@ -88,7 +91,6 @@ class LocalProcesses:
 
     def __init__(self, *, use_cgroups: bool = True) -> None:
         """Without cgroups only resource limits are used, as where a plain user has none."""
-        self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spawner")
         self._layout: cgroups.Layout | None = None
         self._reason = "cgroups are switched off"
         if use_cgroups:
@@ -99,9 +101,13 @@ class LocalProcesses:
 
     def spawn(self, command: Command, on_exit: Callable[[int], None] | None = None) -> LocalProcess:
         group = self._group(command)
-        rlimits = [] if group is not None else _rlimits(command)
+        rlimits = [("RLIMIT_CORE", 0)]
+        if command.limits.file_bytes is not None:
+            rlimits.append(("RLIMIT_FSIZE", command.limits.file_bytes))
+        if group is None:
+            rlimits += _rlimits(command)
         try:
-            popen = self._spawner.submit(_launch, command, group, rlimits).result()
+            popen = _spawner.submit(_launch, command, group, rlimits).result()
         except (OSError, SpawnError) as error:
             if group is not None:
                 group.remove()
@@ -140,7 +146,7 @@ def _rlimits(command: Command) -> list[tuple[str, int]]:
     RLIMIT_DATA bounds each process alone. RLIMIT_NPROC counts all threads of the user, so those
     that run already are added.
     """
-    limits: list[tuple[str, int]] = [("RLIMIT_CORE", 0)]
+    limits: list[tuple[str, int]] = []
     uid = command.drop_to_uid if command.drop_to_uid is not None else os.getuid()
     if command.limits.memory_bytes is not None:
         limits.append(("RLIMIT_DATA", command.limits.memory_bytes))

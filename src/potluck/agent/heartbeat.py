@@ -51,10 +51,10 @@ class Presence:
         """Says hello until welcomed, and again whenever a coordinator asks."""
         while True:
             await self._unknown.wait()
-            pause_ms = parameters.model_retry_first_ms
+            pause_ms = parameters.hello_pause_first_ms
             while not await self._welcomed():
                 await self._clock.sleep_ms(pause_ms)
-                pause_ms = min(pause_ms * 2, parameters.receipt_repeat_last_ms)
+                pause_ms = min(pause_ms * 2, parameters.hello_pause_last_ms)
             self._unknown.clear()
             self.beat()
 

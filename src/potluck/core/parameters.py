@@ -139,6 +139,8 @@ deliveries_per_batch_max: Final = 1_024
 # Agent
 sandbox_tmp_bytes: Final = 64 * 1024 * 1024
 sandbox_pids_max: Final = 128
+sandbox_file_bytes: Final = 64 * 1024 * 1024
+sandbox_proof_timeout_ms: Final = 10_000
 engine_memory_min_bytes: Final = 512 * 1024 * 1024
 """Below this an engine cannot even start, whatever its model's manifest says."""
 engine_start_timeout_ms: Final = 120_000
@@ -159,6 +161,8 @@ attempt_buffer_bytes: Final = 16 * 1024
 agent_drain_ms: Final = 1_000
 """How long an agent that ends waits for acknowledgements, of chunks and again of receipts."""
 hello_timeout_ms: Final = 2_000
+hello_pause_first_ms: Final = 1_000
+hello_pause_last_ms: Final = 30_000
 journal_compact_bytes: Final = 4 * 1024 * 1024
 receipts_refused_kept: Final = 1_000
 

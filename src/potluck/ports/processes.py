@@ -16,6 +16,8 @@ class Limits:
     memory_bytes: int | None = None
     pids: int | None = None
     cpu_cores: float | None = None
+    file_bytes: int | None = None
+    """Of each file it writes, its log among them; needs no cgroup."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,6 +138,7 @@ class LlamaCpp:
                 memory_bytes=memory_bytes,
                 pids=parameters.sandbox_pids_max,
                 cpu_cores=float(spec.threads),
+                file_bytes=parameters.sandbox_file_bytes,
             ),
             log=log,
         )
@@ -193,7 +194,9 @@ def _wheel(package: Path) -> Program:
         shown.append((libraries, "/opt/engine/xllamacpp.libs"))
     env = {}
     inside = str(python)
-    if not python.is_relative_to("/usr") or prefix.is_relative_to("/usr/local"):
+    if not python.is_relative_to("/usr"):
+        if not python.is_relative_to(prefix):
+            raise bubblewrap.SandboxError(f"the interpreter {python} is not inside {prefix}")
         shown.append((prefix, "/opt/python"))
         inside = f"/opt/python/{python.relative_to(prefix)}"
         env["LD_LIBRARY_PATH"] = "/opt/python/lib"

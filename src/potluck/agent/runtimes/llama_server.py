@@ -28,6 +28,8 @@ def main() -> None:
     params.cache_prompt = True
     params.use_jinja = True
     params.ui = False
+    # Warnings and errors: no line for each request.
+    params.verbosity = 2
     # Kept connections occupy a thread each.
     params.n_threads_http = 2 * slots + 8
     server = xllamacpp.Server(params)

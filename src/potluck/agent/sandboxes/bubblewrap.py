@@ -86,12 +86,17 @@ def _isolation() -> list[str]:
 
 
 def _system() -> list[str]:
+    """`/usr` and what leads into it; most systems have `/lib` and the like as links."""
+    argv = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "lib", "lib64", "sbin"):
+        path = Path("/") / name
+        if path.is_symlink():
+            argv += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            argv += ["--ro-bind", str(path), str(path)]
+    argv += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
     size = ["--size", str(parameters.sandbox_tmp_bytes)]
-    return [
-        "--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib",
-        "--symlink", "usr/lib64", "/lib64", "--ro-bind-try", "/etc/ld.so.cache",
-        "/etc/ld.so.cache", "--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/tmp",  # noqa: S108
-    ]  # fmt: skip
+    return [*argv, "--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/tmp"]  # noqa: S108
 
 
 def _environment(env: Mapping[str, str]) -> list[str]:
