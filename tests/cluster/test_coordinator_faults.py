@@ -2,12 +2,16 @@
 
 import asyncio
 import hashlib
+import random
 
 import msgspec
+import pytest
 
 from potluck.adapters.sql import InlineStore
 from potluck.core.ids import AccountId
-from potluck.messages import membership, money, queries
+from potluck.messages import envelope, membership, money, queries
+from potluck.ports.bus import Delivery
+from potluck.simulator.network import perfect
 from tests.cluster.coordinator_under_test import (
     DIGEST,
     OWNER,
@@ -193,6 +197,10 @@ def test_commands_are_done_once_and_keys_are_shown_once() -> None:
         assert other.refusal == "id_reused"
         alice = msgspec.json.decode(made.data)
         assert alice["available_micro"] == START
+        rich = await pool.command("cmd_p", "create_account", name="farm", kind="provider")
+        assert msgspec.json.decode(rich.data)["available_micro"] == 0
+        mint = await pool.command("cmd_m", "create_account", name="m", kind="mint")
+        assert mint.refusal == "invalid_request"
         shown = await pool.command("cmd_2", "create_key", account=alice["id"], name="laptop")
         key = msgspec.json.decode(shown.data)["key"]
         assert key.startswith("pk_")
@@ -245,6 +253,8 @@ def test_every_question_is_answered_and_a_future_offset_is_waited_for() -> None:
             3,
             35,
         )
+        caused = msgspec.json.decode((await pool.query("ledger", cause="rcp_1_1")).data)["data"]
+        assert [(one["kind"], one["amount_micro"]) for one in caused] == [("fee", 3), ("usage", 32)]
         assert (await pool.query("receipt", receipt="rcp_none")).refusal == "receipt_not_found"
         assert (await pool.query("account", account="acc_none")).refusal == "account_not_found"
         late = queries.Query(what="status", args={}, at_least_offset=10_000)
@@ -263,5 +273,53 @@ def test_a_full_disk_is_said_and_serving_goes_on_when_there_is_room() -> None:
         assert "store_full" in refusals
         connection.execute("PRAGMA max_page_count = 1000000")
         assert (await pool.hold(1_000)).refusal == ""
+
+    in_pool(work)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_network_that_repeats_and_reorders_changes_no_amount(seed: int) -> None:
+    rng = random.Random(seed)
+
+    def fate(_sender: str, _subject: str) -> list[int]:
+        return [rng.randrange(80) for _ in range(rng.choice((1, 1, 2, 3)))]
+
+    async def work(pool: Pool) -> None:
+        pool.network.fate = fate
+        holds = await asyncio.gather(*(pool.hold() for _ in range(4)))
+        assert [one.refusal for one in holds] == [""] * 4
+        said = []
+        for number, held in enumerate(holds):
+            node = pool.nodes[number % 2]
+            said += [
+                (node, batch(node, pool.receipt(held, node, f"req_{number}n{leaf}")))
+                for leaf in range(6)
+            ]
+        for _ in range(3):
+            rng.shuffle(said)
+            for node, one in said:
+                node.tell("receipts", one)
+            await asyncio.sleep(0.2)
+        await asyncio.sleep(3)
+        assert await pool.posted_micro(PROVIDER) == 24 * 32
+        told = [
+            (item.request, item.total_micro)
+            for settled in pool.gateway.heard("settled", money.settled_decoder)
+            for item in settled.items
+        ]
+        assert set(told) == {(f"req_{n}n{leaf}", 35) for n in range(4) for leaf in range(6)}
+        pool.network.fate = perfect
+
+    in_pool(work, nodes=2)
+
+
+def test_an_answer_goes_to_the_asker_and_to_nobody_else() -> None:
+    async def work(pool: Pool) -> None:
+        node, gateway = pool.nodes[0], pool.gateway
+        payload = node.stamp.seal(envelope.encode(hello(node)))
+        subject = f"potluck.v1.home.{node.id}.hello._"
+        pool.network.route(node.id, Delivery(subject, payload, f"_INBOX.{gateway.id}.1"))
+        await asyncio.sleep(0.1)
+        assert pool.coordinator.counters["foreign_inbox"] == 1
 
     in_pool(work)

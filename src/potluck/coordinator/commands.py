@@ -84,10 +84,16 @@ def _create_account(tx: Tx, args: dict[str, str], desk: Desk) -> Result:
         return Refusal.INVALID_REQUEST, "an account needs a name, and not too long a one"
     if tx.accounts.by_name(name) is not None:
         return Refusal.INVALID_REQUEST, f"there is an account named {name!r} already"
+    kind = args.get("kind", "person")
+    if kind not in ("person", "provider"):
+        return Refusal.INVALID_REQUEST, "an account is a person's or a provider's"
     row = AccountRow(
-        id=AccountId("acc_" + desk.drawn.ulid), name=name, kind="person", created_ms=desk.now_ms
+        id=AccountId("acc_" + desk.drawn.ulid),
+        name=name,
+        kind="person" if kind == "person" else "provider",
+        created_ms=desk.now_ms,
     )
-    credit_micro = parameters.starting_credit_micro
+    credit_micro = parameters.starting_credit_micro if row.kind == "person" else 0
     bootstrap.create_account(tx, row, credit_micro, TransferId("tr_" + desk.drawn.ulid))
     return account_view(tx, row)
 

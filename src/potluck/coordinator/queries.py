@@ -259,6 +259,9 @@ def _ledger(tx: Tx, args: dict[str, str], _live: Live) -> list[views.TransferVie
     account = _account_of(tx, args)
     if isinstance(account, tuple):
         return account
+    if "cause" in args:
+        caused = tx.transfers.by_cause(args["cause"])
+        return [_transfer_view(row) for row in caused if account in (None, row.payer, row.payee)]
     before_ms = args.get("before_ms", "")
     rows = tx.transfers.list(account, _limit(args), _whole(before_ms, 0) if before_ms else None)
     return [_transfer_view(row) for row in rows]
