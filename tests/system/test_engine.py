@@ -261,3 +261,55 @@ def test_the_built_in_model_answers(tmp_path: Path) -> None:
 def test_the_tiny_model_is_the_one_we_know() -> None:
     assert MODEL.stat().st_size == 3_312_416
     assert hashlib.sha256(MODEL.read_bytes()).hexdigest()
+
+
+SERVER = """#!/usr/bin/python3
+import http.server, json, os, socketserver, sys
+given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def answer(self, body, kind="application/json"):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        self.answer(b"{}")
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/apply-template":
+            return self.answer(json.dumps({"prompt": "p"}).encode())
+        seen = " ".join([given["-np"], given["-c"], open(given["-m"], "rb").read(4).decode()])
+        events = [{"content": seen, "tokens": [7], "tokens_predicted": 1, "tokens_evaluated": 3},
+                  {"stop": True, "stop_type": "eos", "tokens_predicted": 1, "tokens_evaluated": 3}]
+        body = "".join(f"data: {json.dumps(one)}\\n\\n" for one in events)
+        self.answer(body.encode(), "text/event-stream")
+    def address_string(self):
+        return "unix"
+class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    daemon_threads = True
+Server(given["--host"], Handler).serve_forever()
+"""
+
+
+def test_a_llama_server_binary_is_called_as_its_own_manual_says(tmp_path: Path) -> None:
+    """A stand-in program that speaks its protocol: argv, socket, model and digest are ours."""
+    binary = tmp_path / "bin" / "llama-server"
+    binary.parent.mkdir()
+    binary.write_text(SERVER)
+    binary.chmod(0o755)
+
+    async def body() -> None:
+        runtime = LlamaCpp(
+            processes=LocalProcesses(), clock=SystemClock(), node="n", data=tmp_path, server=binary
+        )
+        engine = await runtime.start(spec())
+        try:
+            for _ in range(3):
+                assert text_of(await collect(engine, ASK)) == "2 512 GGUF"
+            assert engine.digest == hashlib.sha256(SERVER.encode()).hexdigest()
+        finally:
+            await engine.stop()
+
+    asyncio.run(body())
