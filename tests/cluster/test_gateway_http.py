@@ -214,7 +214,7 @@ BAD: list[tuple[str, bytes, int, str, str | None]] = [
      "invalid_request", None),
     ("huge number", b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"temperature":1e999}',
      400, "invalid_request", "temperature"),
-    ("deep", b'{"model":"tiny","messages":[],"x":' + b"[" * 5000 + b"]" * 5000 + b"}", 400,
+    ("deep", b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"x":' + b"[" * 5000 + b"]" * 5000 + b"}", 400,
      "invalid_request", None),
     ("33 deep", b'{"model":"tiny","messages":[{"role":"user","content":"x"}],"x":' + b"[" * 33
      + b"]" * 33 + b"}", 400, "invalid_request", None),

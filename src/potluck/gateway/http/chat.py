@@ -35,7 +35,9 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
 
-class _Body(msgspec.Struct):
+class _Body(msgspec.Struct, forbid_unknown_fields=True):
+    """Unknown fields are looked at one by one, and only where there are any."""
+
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: Annotated[
         list[_Message], Meta(min_length=1, max_length=parameters.messages_per_request_max)
@@ -61,7 +63,12 @@ class Parsed:
     """Top-level fields that had no effect."""
 
 
+class _OpenBody(_Body, forbid_unknown_fields=False):
+    """The same with fields that were found harmless."""
+
+
 _body_decoder = msgspec.json.Decoder(_Body)
+_open_body_decoder = msgspec.json.Decoder(_OpenBody)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _encode = msgspec.json.Encoder().encode
 _KNOWN: Final = frozenset(_Body.__struct_fields__)
@@ -86,13 +93,19 @@ _IGNORED_NAMED_MAX: Final = 16
 
 
 def parse(body: bytes | bytearray) -> Parsed | Problem:
+    ignored: Sequence[str] = ()
     try:
-        fields = _fields_decoder.decode(body)
-        if not _KNOWN.issuperset(fields):
+        try:
+            asked = _body_decoder.decode(body)
+        except msgspec.ValidationError as error:
+            if "unknown field" not in str(error):
+                raise
+            fields = _fields_decoder.decode(body)
             problem = _unsupported(fields)
             if problem is not None:
                 return problem
-        asked = _body_decoder.decode(body)
+            ignored = [name for name in fields if name not in _KNOWN and name not in _SILENT]
+            asked = _open_body_decoder.decode(body)
     except msgspec.ValidationError as error:
         return _invalid(str(error))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -109,7 +122,6 @@ def parse(body: bytes | bytearray) -> Parsed | Problem:
         return Problem(
             Refusal.INVALID_REQUEST, "top_logprobs needs logprobs to be true.", "top_logprobs"
         )
-    ignored = [name for name in fields if name not in _KNOWN and name not in _SILENT]
     return Parsed(
         _ask(asked, stop),
         bool(asked.stream_options and asked.stream_options.include_usage),

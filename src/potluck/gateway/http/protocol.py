@@ -47,12 +47,25 @@ class TokenPathProtocol(HttpToolsProtocol):
             active.lost()
         super().connection_lost(exc)
 
+    def on_message_begin(self) -> None:
+        """uvicorn's scope is built only for what becomes ASGI."""
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+
+    def _begin_asgi(self) -> None:
+        url, expects, headers = self.url, self.expect_100_continue, self.headers
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers
+
     def on_headers_complete(self) -> None:
         if (
             self.parser.get_method() != b"POST"
             or self.url.partition(b"?")[0] != TOKEN_PATH
             or self.parser.should_upgrade()
         ):
+            self._begin_asgi()
             super().on_headers_complete()
             return
         version = self.parser.get_http_version()

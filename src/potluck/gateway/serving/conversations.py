@@ -30,7 +30,6 @@ from potluck.messages.serving import (
     Infer,
     KeepAlive,
     Resend,
-    Sampling,
     ToGateway,
     WirePrice,
 )
@@ -90,15 +89,12 @@ class Conversations:
         completion: Completion,
         replica: Replica,
         draws: Iterable[tuple[RequestId, Held, int]],
-        sampling: Sampling,
         now_ms: int,
     ) -> None:
         """One life for each (request, hold, max_micro); money and slots are already taken."""
         for index, (request, held, max_micro) in enumerate(draws):
             bill_prompt = index == 0
-            order = self._order(
-                request, 1, replica, held, max_micro, bill_prompt, completion, sampling
-            )
+            order = self._order(request, 1, replica, held, max_micro, bill_prompt, completion)
             life = Life(
                 request=request, index=index, completion=completion, held=held,
                 max_micro=max_micro, bill_prompt=bill_prompt, replica=replica, order=order,
@@ -113,7 +109,7 @@ class Conversations:
 
     def _order(
         self, request: RequestId, attempt: int, replica: Replica, held: Held, max_micro: int,
-        bill_prompt: bool, completion: Completion, sampling: Sampling,
+        bill_prompt: bool, completion: Completion,
     ) -> Infer:  # fmt: skip
         price = replica.price
         seal = grants.seal(
@@ -133,7 +129,7 @@ class Conversations:
             ),
             model=replica.digest,
             messages=completion.ask.messages,
-            sampling=sampling,
+            sampling=completion.ask.sampling,
             stream=completion.ask.stream,
             bill_prompt=bill_prompt,
             first_token_ms=parameters.first_token_timeout_ms,
@@ -341,7 +337,7 @@ class Conversations:
         life.replica = target
         life.order = self._order(
             life.request, life.attempt, target, life.held, life.max_micro, life.bill_prompt,
-            life.completion, life.order.sampling,
+            life.completion,
         )  # fmt: skip
         life.state = State.SENT
         life.repeated = False

@@ -129,10 +129,8 @@ class Serving:
                 self.limits.give_back(key.id)
             return draws
         completion = Completion(self.conversations, ask, key, listener, now_ms)
-        sampling = msgspec.structs.replace(
-            ask.sampling, max_tokens=_tokens_max(ask, replica.context_tokens)
-        )
-        self.conversations.begin(completion, replica, draws, sampling, now_ms)
+        ask.sampling.max_tokens = _tokens_max(ask, replica.context_tokens)
+        self.conversations.begin(completion, replica, draws, now_ms)
         return completion
 
     async def submit(
