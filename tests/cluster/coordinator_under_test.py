@@ -225,11 +225,12 @@ def beat(state: Any = "ready", revision: int = 1, replicas: bool = True) -> Hear
 
 def in_pool(work: Callable[[Pool], Awaitable[None]], nodes: int = 1) -> None:
     """Runs `work` on virtual time with everybody joined; checks the books at the end."""
-    loop = VirtualTimeLoop()
+    loop, store = VirtualTimeLoop(), InlineStore()
     try:
-        loop.run_until_complete(_joined(work, nodes, InlineStore()))
+        loop.run_until_complete(_joined(work, nodes, store))
     finally:
         loop.close()
+        store.connection.close()
 
 
 def on_disk(path: Path, work: Callable[[Pool], Awaitable[None]], nodes: int = 1) -> None:

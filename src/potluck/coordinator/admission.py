@@ -2,7 +2,7 @@
 
 import asyncio
 
-from potluck.coordinator import events, membership, reconcile
+from potluck.coordinator import events, membership, reconcile, replicas
 from potluck.coordinator.mail import Letter
 from potluck.coordinator.membership import Member
 from potluck.coordinator.state import State
@@ -52,11 +52,12 @@ class Admission:
         if member is None:
             state.mail.tell("rehello", letter.sender, Rehello())
             return
-        now_ms = state.clock.now_ms()
-        member.report = heartbeat
-        changed = state.roster.apply(member, nodes.HeartbeatReceived(now_ms))
+        before, member.report = member.report, heartbeat
+        changed = state.roster.apply(member, nodes.HeartbeatReceived(state.clock.now_ms()))
         self._order(member)
-        self.publish()
+        # Most heartbeats change nothing, and building the table looks at every node.
+        if changed or replicas.served(before) != replicas.served(heartbeat):
+            self.publish()
         await self._keep([member] if changed else [], [member])
 
     async def bye(self, letter: Letter, _bye: Bye) -> None:
@@ -115,10 +116,15 @@ class Admission:
     async def reconcile(self) -> None:
         """Each period: what each node should serve, said again where it differs."""
         state = self._state
-        state.deployments = await state.store.transact(lambda tx: tx.deployments.list())
+        await self.load_deployments()
         for member in list(state.roster.members.values()):
             self._order(member)
         self.publish()
+
+    async def load_deployments(self) -> None:
+        state = self._state
+        state.deployments = await state.store.transact(lambda tx: tx.deployments.list())
+        state.deploy = reconcile.wanted(state.deployments)
 
     def publish(self) -> None:
         """Tells gateways what changed in the replica table, if anything did."""
@@ -136,9 +142,8 @@ class Admission:
             self._state.mail.tell("replicas", gateway, body)
 
     def _order(self, member: Member) -> None:
-        deploy = reconcile.wanted(self._state.deployments)
-        if reconcile.differs(member, deploy):
-            self._state.mail.tell("deploy", member.row.id, deploy)
+        if reconcile.differs(member, self._state.deploy):
+            self._state.mail.tell("deploy", member.row.id, self._state.deploy)
 
     async def _keep(
         self, changed: list[Member], heard: list[Member], frozen: bool | None = None

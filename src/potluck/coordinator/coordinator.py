@@ -81,8 +81,9 @@ class Coordinator:
     async def start(self) -> None:
         """Loads, listens, tells what a crash left untold, and asks who is there."""
         state, bus = self._state, self._bus
-        state.deployments, nodes, gateways = await state.store.transact(
-            lambda tx: (tx.deployments.list(), tx.nodes.list(), tx.gateways.list())
+        await self._admission.load_deployments()
+        nodes, gateways = await state.store.transact(
+            lambda tx: (tx.nodes.list(), tx.gateways.list())
         )
         now_ms = state.clock.now_ms()
         state.roster.load(nodes, gateways, now_ms)

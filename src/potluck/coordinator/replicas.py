@@ -11,7 +11,7 @@ from potluck.core import replicas
 from potluck.core.ids import BootId, Digest, NodeId
 from potluck.core.pricing import Price
 from potluck.core.replicas import Replica, Table
-from potluck.messages.membership import Replicas, WireReplica
+from potluck.messages.membership import Heartbeat, Replicas, WireReplica
 from potluck.messages.serving import WirePrice
 from potluck.ports.store import DeploymentRow
 
@@ -89,6 +89,12 @@ def built(members: Iterable[Member], deployments: Sequence[DeploymentRow]) -> Ma
             )
             table[replica.key] = replica
     return table
+
+
+def served(report: Heartbeat | None) -> list[tuple[object, ...]]:
+    """The part of a report that the table is built from."""
+    reported = () if report is None else report.replicas
+    return [(one.digest, one.state, one.slots, one.context_tokens) for one in reported]
 
 
 def price_of(row: DeploymentRow) -> Price:

@@ -11,6 +11,7 @@ from potluck.coordinator.liveness import Watch
 from potluck.coordinator.mail import Mail
 from potluck.coordinator.membership import Roster
 from potluck.coordinator.replicas import Publisher
+from potluck.messages.membership import Deploy
 from potluck.ports.clock import Clock
 from potluck.ports.ids import Ids
 from potluck.ports.keys import Verifier
@@ -28,5 +29,7 @@ class State:
     watch: Watch
     publisher: Publisher
     deployments: Sequence[DeploymentRow] = ()
+    deploy: Deploy = field(default_factory=lambda: Deploy(revision=0, deployments=[]))
+    """The same, as nodes are told."""
     outbox_full: asyncio.Event = field(default_factory=asyncio.Event)
     """Something was recorded that must be told."""
