@@ -17,7 +17,7 @@ FUNCTION_LINES_MAX = 50
 FILE_LINES_MAX = 500
 BANNED_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 BANNED_CALLS = {"eval", "exec", "yaml.load", "os.system"}
-ENTRANCES = {"__init__", "main", "llama_server", "launch"}
+ENTRANCES = {"__init__", "__main__", "main", "llama_server", "launch"}
 BANNED_NAMES = {"utils", "common", "helpers", "services", "managers", "base", "misc"}
 
 

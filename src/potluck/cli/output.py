@@ -67,6 +67,6 @@ def size(amount_bytes: int) -> str:
 
 
 def short(identity: str) -> str:
-    """Enough of an id to tell it from its neighbours: a ULID's end differs, its beginning is time."""
+    """Enough to tell it from its neighbours: a ULID begins with its time, so its end is shown."""
     kind, _, rest = identity.partition("_")
     return f"{kind}_…{rest[-6:]}" if len(rest) > 9 else identity

@@ -42,7 +42,7 @@ async def serve(
         accelerators=accelerators.NoAccelerators(),
         data=data,
         threads=threads,
-        tier=tier.probe(processes),
+        tier=await tier.prove(processes, name),
     )
     await agent.start()
     await stopping.wait()

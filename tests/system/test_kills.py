@@ -1,0 +1,166 @@
+"""`kill -9` of each child in turn while twenty streams run: all comes back, nothing is lost."""
+
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.system import pools
+from tests.system.pools import RunningPool
+
+STREAMS = 20
+VICTIMS = ("nats", "coordinator", "gateway", "node-1", "node-2")
+RIGHT_ENDS = {"stop", "length"}
+
+
+@dataclass
+class Story:
+    """How one stream ended, as its client saw it."""
+
+    text: str = ""
+    finish: str | None = None
+    error: str | None = None
+    receipt: str = ""
+    done: bool = False
+    broke: bool = False
+    status: int = 0
+
+
+def tell(pool: RunningPool, index: int, story: Story) -> None:
+    body = {
+        "model": "tiny-q8_0",
+        "messages": [{"role": "user", "content": "the the the the"}],
+        "temperature": 0, "stream": True, "max_tokens": 400 + index,
+    }  # fmt: skip
+    headers = {"authorization": f"Bearer {pool.api_key}"}
+    try:
+        with httpx.stream(
+            "POST", f"{pool.url}/v1/chat/completions", json=body, headers=headers, timeout=60
+        ) as answer:
+            story.status = answer.status_code
+            story.receipt = answer.headers.get("x-potluck-receipt", "")
+            if answer.status_code != 200:
+                story.error = json.loads(answer.read())["error"]["code"]
+                return
+            for line in answer.iter_lines():
+                listen(story, line)
+    except httpx.HTTPError:
+        story.broke = True
+
+
+def listen(story: Story, line: str) -> None:
+    if line == "data: [DONE]":
+        story.done = True
+    elif line.startswith("data: "):
+        frame = json.loads(line[6:])
+        if "error" in frame:
+            story.error = frame["error"]["code"]
+            return
+        choice = frame["choices"][0]
+        story.text += choice["delta"].get("content") or ""
+        story.finish = choice["finish_reason"] or story.finish
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory):
+    with pools.running(tmp_path_factory.mktemp("kills")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def whole(pool: RunningPool) -> str:
+    """What every stream should say: greedy answers are equal."""
+    story = Story()
+    tell(pool, STREAMS, story)
+    assert story.finish in RIGHT_ENDS
+    return story.text
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_kill(pool: RunningPool, whole: str, victim: str) -> None:
+    pools.until(pool.ready, what="a ready pool")
+    stories = [Story() for _ in range(STREAMS)]
+    threads = [
+        threading.Thread(target=tell, args=(pool, index, story))
+        for index, story in enumerate(stories)
+    ]
+    for thread in threads:
+        thread.start()
+    pools.until(lambda: sum(bool(one.text) for one in stories) >= 4, what="streams that run")
+    old = pool.pid(victim)
+    psutil.Process(old).kill()
+    for thread in threads:
+        thread.join(90)
+        assert not thread.is_alive(), "a client still waits"
+
+    for story in stories:
+        ended_well = story.finish in RIGHT_ENDS and story.done
+        assert ended_well or story.error or (story.broke and victim == "gateway"), story
+        assert whole.startswith(story.text) or story.text.startswith(whole)
+    pools.until(lambda: pool.pid(victim) != old, what="another start")
+    pools.until(pool.ready, timeout_s=60, what="a ready pool")
+    pools.until(lambda: len(ready_nodes(pool)) == 2, timeout_s=60, what="both nodes")
+    pools.until(lambda: paid(pool, stories), timeout_s=60, what="receipts of all good answers")
+    status = pool.get("/status")
+    assert status["books_balance"]
+    again = Story()
+    tell(pool, 0, again)
+    assert again.finish in RIGHT_ENDS
+
+
+def ready_nodes(pool: RunningPool) -> list[str]:
+    return [
+        node["name"]
+        for node in pool.get("/nodes")["data"]
+        if node["liveness"] == "alive"
+        and any(replica["state"] == "ready" for replica in node["replicas"])
+        and node["receipts_waiting"] == 0
+    ]
+
+
+def paid(pool: RunningPool, stories: list[Story]) -> bool:
+    """Each whole answer has a settled receipt; no receipt is dearer than what was shown."""
+    for story in stories:
+        if not story.receipt or story.status != 200:
+            continue
+        found = pool.http.get(f"/api/v1/receipts/{story.receipt}")
+        if found.status_code != 200:
+            if story.finish in RIGHT_ENDS:
+                return False
+            continue
+        receipt = found.json()
+        assert not receipt["refusal"]
+        assert receipt["total_micro"] == receipt["provider_micro"] + receipt["fee_micro"]
+        if story.finish in RIGHT_ENDS and receipt["outcome"] not in RIGHT_ENDS:
+            return False
+    return True
+
+
+def test_engines_that_are_killed_come_back(pool: RunningPool) -> None:
+    pools.until(pool.ready, what="a ready pool")
+    engines = [one for one in pool.descendants() if "bwrap" in one.name()]
+    assert engines
+    old = {one.pid for one in engines}
+    for engine in engines:
+        if pools.alive(engine):
+            engine.kill()
+    pools.until(
+        lambda: {one.pid for one in pool.descendants() if "bwrap" in one.name()} - old,
+        timeout_s=60, what="new engines",
+    )  # fmt: skip
+    pools.until(lambda: len(ready_nodes(pool)) == 2, timeout_s=60, what="both nodes")
+    story = Story()
+    tell(pool, 0, story)
+    assert story.finish in RIGHT_ENDS
+
+
+def test_no_message_of_the_logs_is_a_loose_error(pool: RunningPool) -> None:
+    """What was killed may complain; nobody may trip over it."""
+    for log in sorted(Path(pool.data_dir / "logs").glob("*.log")):
+        for line in log.read_text(errors="replace").splitlines():
+            assert "loose error" not in line, f"{log.name}: {line[:1500]}"
