@@ -123,6 +123,11 @@ class _Routes:
             self._add_open(api, path)
         for path in ("/accounts", "/keys", "/holds"):
             self._add_owned(api, path)
+        self._add_accounts(api)
+        self._add_receipts(api)
+        self._add_events(api)
+
+    def _add_accounts(self, api: FastAPI) -> None:
         key = self._key
 
         @api.get(_PREFIX + "/accounts/{account}")
@@ -136,6 +141,9 @@ class _Routes:
         async def whoami(who: KeyRecord = key) -> Response:
             found = await self._find_key(who.account, who.id)
             return _json(msgspec.json.encode(found))
+
+    def _add_receipts(self, api: FastAPI) -> None:
+        key = self._key
 
         @api.get(_PREFIX + "/receipts")
         async def receipts(
@@ -162,9 +170,10 @@ class _Routes:
                 args["cause"] = cause
             return await self._read("ledger", args, min_offset)
 
+    def _add_events(self, api: FastAPI) -> None:
         @api.get(_PREFIX + "/events")
         async def events(
-            who: KeyRecord = key, after: Annotated[int, Query(ge=0)] = 0, limit: Limit = 100,
+            who: KeyRecord = self._key, after: Annotated[int, Query(ge=0)] = 0, limit: Limit = 100,
             follow: bool = False, wait_ms: Wait = 0,
         ) -> Response:  # fmt: skip
             _admin(who)

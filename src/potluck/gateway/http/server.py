@@ -7,7 +7,6 @@ nor running streams wait for it.
 import asyncio
 import contextlib
 import gc
-import importlib
 import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -104,6 +103,10 @@ class _Native:
         return await asyncio.shield(self._loading)
 
     async def _load(self) -> App:
-        native = await asyncio.to_thread(importlib.import_module, "potluck.gateway.http.native")
-        made: App = native.create(self._serving)
-        return made
+        return await asyncio.to_thread(_create_native, self._serving)
+
+
+def _create_native(serving: Serving) -> App:
+    from potluck.gateway.http import native
+
+    return native.create(serving)
