@@ -176,7 +176,7 @@ def _receipt_view(tx: Tx, row: ReceiptRow, live: Live) -> views.ReceiptView:
     countersigned = tx.countersignatures.get(row.request, row.attempt)
     if countersigned is not None and countersigned.gateway != row.gateway:
         countersigned = None
-    return views.ReceiptView(
+    view = views.ReceiptView(
         id=row.id,
         request=row.request,
         attempt=row.attempt,
@@ -213,6 +213,8 @@ def _receipt_view(tx: Tx, row: ReceiptRow, live: Live) -> views.ReceiptView:
         ),
         delivered_tokens=None if countersigned is None else countersigned.delivered_tokens,
     )
+    view.checksum = views.checksum(view)
+    return view
 
 
 def _signed(row: ReceiptRow | CountersignatureRow, domain: bytes) -> views.SignedView:
