@@ -5,7 +5,9 @@ both paths, and nginx as the peer. Gateway and nginx are pinned to core 0, all e
 
     python bench/gateway.py [--seconds 5] [--json out.json] [--check]
 
-Needs `cc` and `nginx`. Ratios in one run matter; absolute figures depend on the machine.
+Needs `cc` and `nginx`. Ratios in one run matter; absolute figures depend on the machine. "chunk" is
+one chunk of the engine (the load generator's `@ns@` marks); frames a chunk are printed beside it.
+Added latency is the whole way: gateway, bus, agent and back, with its journal on a disk.
 """
 
 import argparse

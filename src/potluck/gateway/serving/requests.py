@@ -93,7 +93,8 @@ class Life:
     usage: Usage | None = None
     split: bool = False
     """The decoder holds back a part of a character."""
-    decoder: codecs.IncrementalDecoder = field(default_factory=lambda: _new_decoder("replace"))
+    decoder: codecs.IncrementalDecoder | None = None
+    """Made by the first character that is not ASCII."""
 
     def take(self, chunk: Chunk) -> bool | None:
         """True: new and next. False: a repeat. None: a gap."""
@@ -138,6 +139,8 @@ class Life:
         """Whole characters; the beginning of a split one waits for its rest."""
         if not self.split and data.isascii():
             return data.decode("ascii")
+        if self.decoder is None:
+            self.decoder = _new_decoder("replace")
         text = self.decoder.decode(data, last)
         self.split = bool(self.decoder.getstate()[0])
         return text
