@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol, with the token path answered on the connection itself.
 
-`POST /v1/chat/completions` becomes an `Exchange`; everything else is ASGI as usual: bench/gateway.py
-measures why. Pipelining, keep-alive and shutdown stay uvicorn's.
+`POST /v1/chat/completions` becomes an `Exchange`; everything else is ASGI as usual
+(bench/gateway.py measures the difference). Pipelining, keep-alive and shutdown stay uvicorn's.
 """
 
 import asyncio
