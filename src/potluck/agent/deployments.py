@@ -30,6 +30,7 @@ class Replica:
     slots: asyncio.Semaphore
     state: ReplicaState = "fetching"
     detail: str = ""
+    fetched_bytes: int = 0
     engine: Engine | None = None
     asked: int = 0
     """Requests that wait for a slot or have one."""
@@ -113,6 +114,7 @@ class Deployments:
                 in_flight=one.asked,
                 context_tokens=one.deployment.manifest.context_tokens,
                 detail=one.detail,
+                fetched_bytes=one.fetched_bytes,
             )
             for digest, one in sorted(self._replicas.items())
         ]
@@ -171,7 +173,7 @@ class Deployments:
                 digest,
                 manifest.size_bytes,
                 tuple((source.kind, source.location) for source in manifest.sources),
-                lambda done, of: _show_progress(replica, done, of),
+                lambda done, _of: self._show_progress(replica, done),
             )
             self._become(replica, "loading", "")
             spec = ModelSpec(
@@ -240,9 +242,13 @@ class Deployments:
         replica.state, replica.detail = state, detail
         self._changed()
 
-
-def _show_progress(replica: Replica, done: int, of: int) -> None:
-    replica.detail = f"{done * 100 // max(1, of)} % of {of} bytes"
+    def _show_progress(self, replica: Replica, done_bytes: int) -> None:
+        """Reported at each tenth, and with every heartbeat."""
+        size_bytes = max(1, replica.deployment.manifest.size_bytes)
+        tenths = 10 * done_bytes // size_bytes - 10 * replica.fetched_bytes // size_bytes
+        replica.fetched_bytes = done_bytes
+        if tenths:
+            self._changed()
 
 
 def _sound(deploy: Deploy) -> bool:

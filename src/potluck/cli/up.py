@@ -11,7 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import httpx
 import msgspec
@@ -28,12 +28,21 @@ from potluck.cli.settings import UpSettings
 from potluck.cli.supervisor import Child, Supervisor
 from potluck.core import ids
 from potluck.messages import errors
+from potluck.messages.views import NodeView, Page
 from potluck.ports.processes import SpawnError
 
 _log = logging.getLogger(__name__)
 _READY_POLL_MS: Final = 50
 _LOG_TAIL_BYTES: Final = 2_000
 LOOPBACK: Final = "127.0.0.1"
+
+
+class Watcher(Protocol):
+    """Whoever waits for a pool to be ready."""
+
+    def say(self, text: str) -> None: ...
+
+    def show(self, nodes: list[NodeView]) -> None: ...
 
 
 class Pool:
@@ -47,9 +56,10 @@ class Pool:
         self.owner = owner
         self.supervisor = kept
 
-    async def until_ready(self, report: Callable[[str], None]) -> None:
-        """Returns once a request would succeed; `report` is told what is waited for."""
-        async with httpx.AsyncClient(base_url=self.owner.url, timeout=2) as client:
+    async def until_ready(self, watcher: "Watcher") -> None:
+        """Returns once a request would succeed; `watcher` is told what is waited for."""
+        headers = {"authorization": f"Bearer {self.owner.api_key}"}
+        async with httpx.AsyncClient(base_url=self.owner.url, timeout=2, headers=headers) as client:
             while True:
                 failing = self.supervisor.failing()
                 if failing is not None:
@@ -58,7 +68,11 @@ class Pool:
                     answer = await client.get("/readyz")
                     if answer.status_code == 200:
                         return
-                    report(_reason(answer))
+                    watcher.say(_reason(answer))
+                    shown = await client.get("/api/v1/nodes")
+                    if shown.status_code == 200:
+                        page = msgspec.json.decode(shown.content, type=Page[NodeView])
+                        watcher.show(page.data)
                 await asyncio.sleep(_READY_POLL_MS / 1000)
 
 
@@ -244,13 +258,13 @@ def _tail(path: Path) -> str:
     return "(there is none)"
 
 
-async def hold(pool: Pool, report: Callable[[str], None], when_ready: Callable[[], None]) -> None:
-    """Keeps the pool until SIGINT, SIGTERM or SIGHUP. `report` is told what is waited for."""
+async def hold(pool: Pool, watcher: Watcher, when_ready: Callable[[], None]) -> None:
+    """Keeps the pool until SIGINT, SIGTERM or SIGHUP."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stopping.set)
-    ready = loop.create_task(pool.until_ready(report))
+    ready = loop.create_task(pool.until_ready(watcher))
     stop = loop.create_task(stopping.wait())
     await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)
     if ready.done():

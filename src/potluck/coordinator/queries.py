@@ -17,6 +17,7 @@ from potluck.core.ids import AccountId, CoordinatorId, Digest, NodeId, ReceiptId
 from potluck.core.refusals import Refusal
 from potluck.messages import membership, queries, views
 from potluck.messages import money as words
+from potluck.messages.membership import Manifest, ReplicaReport
 from potluck.messages.queries import Answer, Query
 from potluck.ports.store import (
     CountersignatureRow,
@@ -77,11 +78,14 @@ def _key(tx: Tx, args: dict[str, str], live: Live) -> queries.KeyRecord | No:
 
 
 def _nodes(tx: Tx, _args: dict[str, str], live: Live) -> list[views.NodeView]:
-    models = {row.digest: row.model for row in tx.deployments.list()}
-    return [_node_view(live.members[node], models, live) for node in sorted(live.members)]
+    served = {
+        row.digest: membership.manifest_decoder.decode(row.manifest)
+        for row in tx.deployments.list()
+    }
+    return [_node_view(live.members[node], served, live) for node in sorted(live.members)]
 
 
-def _node_view(member: Member, models: Mapping[Digest, str], live: Live) -> views.NodeView:
+def _node_view(member: Member, served: Mapping[Digest, Manifest], live: Live) -> views.NodeView:
     row, report = member.row, member.report
     inventory = _inventory_decoder.decode(row.inventory)
     dead = member.node.liveness == "dead"
@@ -107,17 +111,27 @@ def _node_view(member: Member, models: Mapping[Digest, str], live: Live) -> view
             for one in inventory.accelerators
         ],
         replicas=[] if report is None or dead else [
-            views.ReplicaView(
-                model=models.get(one.digest, ""), digest=one.digest, state=one.state,
-                slots=one.slots, in_flight=one.in_flight, context_tokens=one.context_tokens,
-                detail=one.detail,
-            )
+            _replica_view(one, served.get(one.digest))
             for one in report.replicas
         ],
         receipts_waiting=0 if report is None else report.receipts_waiting,
         heard_ms=live.wall_ms - (live.now_ms - member.node.heard_ms),
         joined_ms=row.joined_ms,
     )  # fmt: skip
+
+
+def _replica_view(report: ReplicaReport, manifest: Manifest | None) -> views.ReplicaView:
+    return views.ReplicaView(
+        model="" if manifest is None else manifest.name,
+        digest=report.digest,
+        state=report.state,
+        slots=report.slots,
+        in_flight=report.in_flight,
+        context_tokens=report.context_tokens,
+        detail=report.detail,
+        fetched_bytes=report.fetched_bytes,
+        size_bytes=0 if manifest is None else manifest.size_bytes,
+    )
 
 
 def _models(tx: Tx, _args: dict[str, str], live: Live) -> list[views.ModelView]:

@@ -55,7 +55,9 @@ class ReplicaReport(Body):
     in_flight: int
     context_tokens: int
     detail: str = ""
-    """Progress or cause, for people."""
+    """The cause of a failure, or the sandbox, for people."""
+    fetched_bytes: int = 0
+    """While `fetching`: how many of the model's bytes are here, or verified."""
 
 
 class Heartbeat(Body):

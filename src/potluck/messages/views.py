@@ -37,6 +37,8 @@ class ReplicaView(View):
     in_flight: int
     context_tokens: int
     detail: str
+    fetched_bytes: int
+    size_bytes: int
 
 
 class NodeView(View):

@@ -8,12 +8,12 @@ from typing import Annotated, Final
 
 import typer
 from rich.markup import escape
-from rich.status import Status
 
 from potluck.cli import connection, output, settings, sweep, up
 from potluck.cli.connection import DataDir, Json
 from potluck.cli.failures import CommandError
 from potluck.cli.folder import DataFolder
+from potluck.cli.progress import Starting
 from potluck.messages import errors
 
 _DOWN_TIMEOUT_S: Final = 60.0
@@ -45,24 +45,22 @@ def start(
 
 
 async def _up(folder: DataFolder, chosen: settings.UpSettings, as_json: bool) -> None:
-    status = Status("starting", console=output.errors)
-
     def notice(text: str) -> None:
         output.errors.print(escape(text))
 
-    with status:
-        async with up.running(folder, chosen, notice) as pool:
+    async with up.running(folder, chosen, notice) as pool:
+        with Starting() as starting:
 
             def ready() -> None:
-                status.stop()
+                starting.end()
                 if as_json:
                     output.json_line(_announcement(pool))
                 else:
                     _welcome(pool)
 
-            await up.hold(pool, lambda reason: status.update(escape(reason)), ready)
-            status.update("stopping")
-            status.start()
+            await up.hold(pool, starting, ready)
+        if not as_json:
+            output.errors.print("The pool is ending.")
 
 
 def _announcement(pool: up.Pool) -> dict[str, object]:
