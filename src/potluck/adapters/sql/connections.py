@@ -32,6 +32,17 @@ def connect(path: Path | str) -> sqlite3.Connection:
         raise StoreUnavailableError(f"{path}: {error}") from error
 
 
+def opened(path: Path | str) -> sqlite3.Connection:
+    """Connected and prepared, or closed again."""
+    connection = connect(path)
+    try:
+        prepare(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
 def prepare(connection: sqlite3.Connection) -> None:
     """Sets pragmas and brings the schema up to date.
 

@@ -16,10 +16,11 @@ from potluck.ports.store import ResultT, StoreUnavailableError, Tx
 class InlineStore:
     def __init__(self, disk: sqlite3.Connection | Path | str = ":memory:") -> None:
         """Raises `SchemaTooNewError` or `StoreUnavailableError`."""
-        self.connection = (
-            disk if isinstance(disk, sqlite3.Connection) else connections.connect(disk)
-        )
-        connections.prepare(self.connection)
+        if isinstance(disk, sqlite3.Connection):
+            connections.prepare(disk)
+            self.connection = disk
+        else:
+            self.connection = connections.opened(disk)
         self._groups = Groups(self.connection)
         self._open = True
 

@@ -18,9 +18,9 @@ _BY_CAUSE: Final = _shape.select + " WHERE cause = ? ORDER BY at_ms, id"
 _LIST: Final = _shape.select + " WHERE at_ms < ? ORDER BY at_ms DESC, id DESC LIMIT ?"
 _LIST_OF: Final = (
     _shape.select
-    + " WHERE payer = ?1 AND at_ms < ?2 UNION "
+    + " WHERE payer = ? AND at_ms < ? UNION "
     + _shape.select
-    + " WHERE payee = ?1 AND at_ms < ?2 ORDER BY at_ms DESC, id DESC LIMIT ?3"
+    + " WHERE payee = ? AND at_ms < ? ORDER BY at_ms DESC, id DESC LIMIT ?"
 )
 _SUMS: Final = (
     "SELECT account, sum(amount_micro) FROM ("
@@ -58,7 +58,8 @@ class SqlTransfers:
         until_ms = _END_OF_TIME_MS if before_ms is None else before_ms
         if account is None:
             return _shape.many(self._connection, _LIST, (until_ms, limit))
-        return _shape.many(self._connection, _LIST_OF, (account, until_ms, limit))
+        values = (account, until_ms, account, until_ms, limit)
+        return _shape.many(self._connection, _LIST_OF, values)
 
     def sums(self) -> Sequence[tuple[AccountId, int]]:
         self.write()

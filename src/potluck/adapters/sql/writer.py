@@ -16,7 +16,6 @@ from potluck.adapters.sql.transaction import Failed, Groups, Work
 from potluck.core import parameters
 from potluck.ports.store import ResultT, StoreUnavailableError, Tx
 
-
 _Item = tuple[Work, "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
 
@@ -24,8 +23,7 @@ class SqlStore:
     """Made by `open_store`."""
 
     def __init__(self, path: Path) -> None:
-        self._connection = connections.connect(path)
-        connections.prepare(self._connection)
+        self._connection = connections.opened(path)
         self._waiting: collections.deque[_Item] = collections.deque()
         self._work = threading.Event()
         self._open = True
