@@ -82,8 +82,8 @@ class Attempt:
         self._finish: Finish | None = None
         self._pieces: list[Piece] = []
         self._pieces_bytes = 0
-        self._tick: asyncio.TimerHandle | None = None
-        self._tick_ms = parameters.chunk_tick_ms if infer.stream else parameters.unstreamed_tick_ms
+        self._at_tick = False
+        """Asked to write a chunk at the next tick."""
         now_ms = world.clock.now_ms()
         self._begun_ms = now_ms
         self._engine_begun_ms: int | None = None
@@ -96,19 +96,22 @@ class Attempt:
         self._end_rode_alone = False
         """The last chunk may have come without `Done`: to acknowledge it is not to have both."""
         self._is_closed = False
+        self._under_way = False
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, replica: Replica) -> None:
         if not self._world.record(Begun(self._receipt)):
             self.refuse(Refusal.STORE_FULL, "the node's disk is full")
             return
+        self._world.outgoing.attempts += 1
+        self._under_way = True
         self.accept(replica.queue_depth)
         replica.asked += 1
         self._task = self._world.tasks.start(self._run(replica))
         self._task.add_done_callback(lambda _task: replica.leave())
 
     def accept(self, queue_depth: int) -> None:
-        self._say(Accepted(*self.key, queue_depth))
+        self._say_soon(Accepted(*self.key, queue_depth))
 
     def refuse(self, refusal: Refusal, message: str) -> None:
         """Nothing was begun, so nothing is owed and no receipt is written."""
@@ -173,8 +176,10 @@ class Attempt:
             self._watch_deadlines(now_ms)
         if self._is_closed:
             return
+        if self._pieces and now_ms - self._chunk_said_ms >= parameters.unstreamed_tick_ms:
+            self._flush()
         if now_ms - self._said_ms >= parameters.keepalive_ms - parameters.attempts_watch_ms:
-            self._say(self.end if self.end is not None else KeepAlive(*self.key))
+            self._say_soon(self.end if self.end is not None else KeepAlive(*self.key))
         if self._out.pending and now_ms - self._chunk_said_ms >= parameters.attempt_repeat_ms:
             # If it was lost, the gateway sees the gap behind it and asks for the rest.
             self._end_rode_alone = True
@@ -219,22 +224,22 @@ class Attempt:
                 self._finish = item
 
     def _gather(self, piece: Piece) -> None:
-        """The first piece leaves at once, later ones when the tick is over."""
+        """A stream's pieces leave with the tick; other answers gather them (`watch`)."""
+        self._first_token = True
         self._pieces.append(piece)
         self._pieces_bytes += len(piece.data) + len(piece.logprobs)
-        now_ms = self._world.clock.now_ms()
-        elapsed_ms = now_ms - self._chunk_said_ms
-        full = self._pieces_bytes >= parameters.attempt_buffer_bytes
-        if not self._first_token or elapsed_ms >= self._tick_ms or full:
-            self._first_token = True
+        if self._pieces_bytes >= parameters.attempt_buffer_bytes:
             self._flush()
-        elif self._tick is None:
-            self._tick = asyncio.get_running_loop().call_later(
-                (self._tick_ms - elapsed_ms) / 1000, self._flush
-            )
+        elif self.infer.stream and not self._at_tick:
+            self._at_tick = True
+            self._world.outgoing.call_at_tick(self._write)
+
+    def _write(self) -> None:
+        self._at_tick = False
+        if not self._is_closed and self.end is None:
+            self._flush()
 
     def _flush(self) -> None:
-        self._drop_tick()
         if not self._pieces:
             return
         pieces = self._pieces
@@ -270,6 +275,7 @@ class Attempt:
             self._receipt.queue_ms, finish.prefill_ms, finish.decode_ms,
         )  # fmt: skip
         self._waiting_since_ms = self._world.clock.now_ms()
+        self._over()
         self._say(self.end)
 
     def fail(self, refusal: Refusal, message: str) -> None:
@@ -328,15 +334,16 @@ class Attempt:
         self._is_closed = True
         self._closed(self)
 
+    def _over(self) -> None:
+        """Nothing more is being made."""
+        if self._under_way:
+            self._under_way = False
+            self._world.outgoing.attempts -= 1
+
     def _stop_engine(self) -> None:
-        self._drop_tick()
+        self._over()
         if self._task is not None:
             self._task.cancel()
-
-    def _drop_tick(self) -> None:
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
 
     @property
     def _last_seq(self) -> int:
@@ -345,6 +352,10 @@ class Attempt:
     @property
     def _tokens_sent(self) -> int:
         return self._out.acknowledged_tokens + sum(tokens for _, _, tokens, _ in self._out.pending)
+
+    def _say_soon(self, item: ToGateway) -> None:
+        self._said_ms = self._world.clock.now_ms()
+        self._world.outgoing.send_soon(self.gateway, item)
 
     def _say(self, item: ToGateway) -> None:
         self._said_ms = self._world.clock.now_ms()

@@ -38,6 +38,8 @@ acknowledgement_silence_ms: Final = 5_000
 """A node that hears no acknowledgement for so long stops its engine: the gateway is gone."""
 slow_client_timeout_ms: Final = 60_000
 chunk_tick_ms: Final = 5
+acceptance_gather_ms: Final = 20
+"""A node's `Accepted` waits so long for a first chunk to go along with."""
 unstreamed_tick_ms: Final = 1_000
 """A request that is not streamed is sent in larger pieces, at the keep-alive's pace."""
 window_bytes: Final = 64 * 1024

@@ -1,7 +1,7 @@
 """One process's connection to NATS, as the bus port.
 
-nats-py drops messages silently when a subscriber is slow, so handlers return at once, and what must
-arrive is repeated by its sender. Publishing never waits: messages are handed to one pump task.
+Handlers are called by the task that reads the socket, so they return at once; what must arrive is
+repeated by its sender. Publishing never waits: while the server is away, messages wait for it.
 """
 
 import asyncio
@@ -9,32 +9,34 @@ import contextlib
 import json
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import nats
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsPySubscription
 
 from potluck.adapters.nats import credentials
+from potluck.adapters.nats.client import Direct, DirectClient
 from potluck.core import parameters
 from potluck.messages import subjects
 from potluck.ports.bus import BusClosedError, BusTimeoutError, Delivery, Handler
 
 _log = logging.getLogger(__name__)
-_RECONNECT_WAIT_S = 0.2
+_RECONNECT_WAIT_S: Any = 0.2
+"""nats-py asks for an int and takes any number."""
 _PENDING_BYTES_MAX = 64 * 1024 * 1024
-_PENDING_MESSAGES_MAX = 65_536
 _OUTBOX_MESSAGES_MAX = 65_536
 
 
 class NatsSubscription:
-    def __init__(self, subscription: NatsPySubscription) -> None:
+    def __init__(self, client: DirectClient, subscription: NatsPySubscription) -> None:
+        self._client = client
         self._subscription = subscription
 
     async def close(self) -> None:
+        self._client.forget(self._subscription._id)
         with contextlib.suppress(nats.errors.Error):
             await self._subscription.unsubscribe()
 
@@ -42,7 +44,7 @@ class NatsSubscription:
 class NatsBus:
     """Made by `connect`."""
 
-    def __init__(self, client: Client, observer: Client | None) -> None:
+    def __init__(self, client: DirectClient, observer: DirectClient | None) -> None:
         self._client = client
         self._observer = observer
         self._outbox: deque[tuple[str, bytes]] = deque()
@@ -83,6 +85,9 @@ class NatsBus:
             raise BusClosedError("the connection is closed")
         if len(payload) > parameters.payload_bytes_max:
             raise BusClosedError(f"{len(payload)} bytes are more than the bus carries")
+        # What waits goes first, so that order is kept.
+        if not self._outbox and self._client.send(subject.encode(), payload):
+            return
         if len(self._outbox) >= _OUTBOX_MESSAGES_MAX:
             self.dropped += 1
             return
@@ -100,25 +105,25 @@ class NatsBus:
         return bytes(answer.data)
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> NatsSubscription:
-        async def deliver(message: Msg) -> None:
+        def deliver(subject: str, payload: bytes, reply: str) -> None:
             try:
-                handler(Delivery(message.subject, message.data, message.reply))
+                handler(Delivery(subject, payload, reply))
             except Exception:
-                _log.exception("handler failed", extra={"subject": message.subject})
+                _log.exception("handler failed", extra={"subject": subject})
 
-        return await self._subscribe(self._client, subject, deliver, queue)
+        return await _subscribe(self._client, subject, deliver, queue)
 
     async def subscribe_departures(self, handler: Callable[[str], None]) -> NatsSubscription:
         if self._observer is None:
             raise BusClosedError("departures are heard by coordinators only")
 
-        async def deliver(message: Msg) -> None:
-            client = json.loads(message.data).get("client", {})
+        def deliver(_subject: str, payload: bytes, _reply: str) -> None:
+            client = json.loads(payload).get("client", {})
             # The server has checked this JWT; `name` beside it is only what the client says.
             if jwt := client.get("jwt"):
                 handler(credentials.name_in(jwt))
 
-        return await self._subscribe(self._observer, "$SYS.ACCOUNT.*.DISCONNECT", deliver, "")
+        return await _subscribe(self._observer, "$SYS.ACCOUNT.*.DISCONNECT", deliver, "")
 
     async def drain(self) -> None:
         deadline_s = 2.0
@@ -131,27 +136,6 @@ class NatsBus:
             if client is not None:
                 with contextlib.suppress(nats.errors.Error, OSError):
                     await client.close()
-
-    async def _subscribe(
-        self,
-        client: Client,
-        subject: str,
-        deliver: Callable[[Msg], Awaitable[None]],
-        queue: str,
-    ) -> NatsSubscription:
-        try:
-            subscription = await client.subscribe(
-                subject,
-                queue=queue,
-                cb=deliver,
-                pending_msgs_limit=_PENDING_MESSAGES_MAX,
-                pending_bytes_limit=_PENDING_BYTES_MAX,
-            )
-            # The server has it once this returns: nothing said afterwards is missed.
-            await client.flush()
-        except (nats.errors.Error, OSError) as error:
-            raise BusClosedError(repr(error)) from error
-        return NatsSubscription(subscription)
 
     async def _run(self) -> None:
         while True:
@@ -168,8 +152,26 @@ class NatsBus:
             self._empty.set()
 
 
-async def _dial(url: str, credentials_file: Path, identity: str) -> Client:
-    return await nats.connect(
+async def _subscribe(
+    client: DirectClient, subject: str, deliver: Direct, queue: str
+) -> NatsSubscription:
+    async def hand_over(message: Msg) -> None:
+        deliver(message.subject, message.data, message.reply)
+
+    try:
+        # The first messages may come before the short way is known.
+        subscription = await client.subscribe(subject, queue=queue, cb=hand_over)
+        client.deliver_directly(subscription._id, deliver)
+        # The server has it once this returns: nothing said afterwards is missed.
+        await client.flush()
+    except (nats.errors.Error, OSError) as error:
+        raise BusClosedError(repr(error)) from error
+    return NatsSubscription(client, subscription)
+
+
+async def _dial(url: str, credentials_file: Path, identity: str) -> DirectClient:
+    client = DirectClient()
+    await client.connect(
         url,
         name=identity,
         user_credentials=str(credentials_file),
@@ -183,6 +185,7 @@ async def _dial(url: str, credentials_file: Path, identity: str) -> Client:
         error_cb=_on_error,
         pending_size=_PENDING_BYTES_MAX,
     )
+    return client
 
 
 async def _on_error(error: Exception) -> None:

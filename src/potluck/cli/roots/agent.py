@@ -57,5 +57,4 @@ if __name__ == "__main__":
         lambda stopping: serve(
             DataFolder(Path(data_dir)), bus_url, node_name, int(thread_count), stopping
         ),
-        fast=False,
     )

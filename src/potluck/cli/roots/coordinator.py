@@ -70,5 +70,4 @@ if __name__ == "__main__":
     lifetime.run(
         "coordinator",
         lambda stopping: serve(DataFolder(Path(data)), bus_url, stopping),
-        fast=False,
     )

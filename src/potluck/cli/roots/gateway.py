@@ -38,5 +38,4 @@ if __name__ == "__main__":
     lifetime.run(
         "gateway",
         lambda stopping: serve(DataFolder(Path(data)), bus_url, door, stopping),
-        fast=True,
     )

@@ -1,7 +1,4 @@
-"""What every process of a pool does: log, run until told to stop, end tidily.
-
-uvloop is imported only where it is used: an agent stays small.
-"""
+"""What every process of a pool does: log, run until told to stop, end tidily."""
 
 import asyncio
 import contextlib
@@ -11,20 +8,17 @@ import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import uvloop
+
 from potluck.cli import logs
 
 _log = logging.getLogger(__name__)
 
 
-def run(process: str, main: Callable[[asyncio.Event], Awaitable[None]], *, fast: bool) -> None:
-    """Runs `main(stopping)`; SIGTERM and SIGINT set the event. `fast`: on uvloop."""
+def run(process: str, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
+    """Runs `main(stopping)` on uvloop; SIGTERM and SIGINT set the event."""
     logs.configure(process)
-    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    if fast:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_until_stopped(main))
 
 
