@@ -106,6 +106,8 @@ class Settlement(Body):
     request: RequestId
     attempt: int
     total_micro: int
+    countersigned: bool = False
+    """The gateway's countersignature is stored too: it need not be repeated any more."""
 
 
 class Settled(Body):
