@@ -74,12 +74,12 @@ async def welcome(folder: Path, url: str, heard: dict[str, int]) -> None:
 def prepare(folder: Path) -> tuple["subprocess.Popen[bytes]", str]:
     from potluck.adapters import keys
     from potluck.adapters.nats import server
-    from potluck.adapters.nats.credentials import Authority, coordinator_rights, member_rights
+    from potluck.adapters.nats.credentials import Authority, coordinator_rights, node_rights
     from potluck.core.ids import node_id
 
     node = node_id(keys.load_or_create(folder / "node.key").public_key)
     authority = Authority(folder / "authority")
-    (folder / "node.creds").write_bytes(authority.member(node, member_rights(POOL, node)))
+    (folder / "node.creds").write_bytes(authority.member(node, node_rights(POOL, node)))
     rights = coordinator_rights(POOL, COORDINATOR)
     (folder / "co.creds").write_bytes(authority.member(COORDINATOR, rights))
     with socket.create_server(("127.0.0.1", 0)) as free:

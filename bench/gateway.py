@@ -254,8 +254,11 @@ def stage() -> Iterator[Stage]:
 
 
 def mint_all(authority: Any, folder: Path, credentials: Any) -> None:
-    for me in (gateway_identity()[1], node_identity()[1]):
-        made = authority.member(me, credentials.member_rights(POOL, me))
+    for me, rights_of in (
+        (gateway_identity()[1], credentials.gateway_rights),
+        (node_identity()[1], credentials.node_rights),
+    ):
+        made = authority.member(me, rights_of(POOL, me))
         (folder / f"{me}.creds").write_bytes(made)
     rights = credentials.coordinator_rights(POOL, COORDINATOR)
     (folder / f"{COORDINATOR}.creds").write_bytes(authority.member(COORDINATOR, rights))

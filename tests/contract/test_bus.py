@@ -52,7 +52,9 @@ async def nats(folder: Path) -> AsyncIterator[World]:
         rights = (
             credentials.coordinator_rights(POOL, identity)
             if identity == COORDINATOR
-            else credentials.member_rights(POOL, identity)
+            else credentials.gateway_rights(POOL, identity)
+            if identity == GATEWAY
+            else credentials.node_rights(POOL, identity)
         )
         path = folder / f"{identity}.creds"
         path.write_bytes(authority.member(identity, rights))
@@ -186,14 +188,56 @@ def test_a_closed_connection_is_heard_by_the_coordinator_alone(run) -> None:
 
 def test_an_ended_subscription_is_silent(run) -> None:
     async def scenario(world: World) -> None:
-        gateway, node = await world.connect(GATEWAY), await world.connect(NODE)
+        coordinator, node = await world.connect(COORDINATOR), await world.connect(NODE)
         heard: list[Delivery] = []
         subscription = await node.subscribe(subjects.received_by(POOL, NODE), heard.append)
         await subscription.close()
-        await node.subscribe(subjects.received_by(POOL, NODE, "replicas"), heard.append)
-        gateway.publish(subjects.subject(POOL, GATEWAY, "serve", NODE), b"unheard")
-        gateway.publish(subjects.subject(POOL, GATEWAY, "replicas", NODE), b"heard")
+        await node.subscribe(subjects.received_by(POOL, NODE, "deploy"), heard.append)
+        coordinator.publish(subjects.subject(POOL, COORDINATOR, "rehello", NODE), b"unheard")
+        coordinator.publish(subjects.subject(POOL, COORDINATOR, "deploy", NODE), b"heard")
         await until(lambda: bool(heard))
         assert [one.payload for one in heard] == [b"heard"]
 
     run(scenario)
+
+
+COORDINATORS_VERBS = ("replicas", "settled", "notice", "regreet", "deploy", "receipts_ack")
+
+
+def test_a_node_cannot_say_what_only_coordinators_say(tmp_path: Path) -> None:
+    """On the real server; in memory only the name of the sender is checked."""
+
+    async def main() -> None:
+        async with nats(tmp_path) as world:
+            node, gateway = await world.connect(NODE), await world.connect(GATEWAY)
+            heard: list[Delivery] = []
+            await gateway.subscribe(subjects.received_by(POOL, GATEWAY), heard.append)
+            for verb in COORDINATORS_VERBS:
+                node.publish(subjects.subject(POOL, NODE, verb, GATEWAY), b"forged")
+            node.publish(subjects.subject(POOL, NODE, "frames", GATEWAY), b"honest")
+            await until(lambda: bool(heard))
+            await asyncio.sleep(0.05)
+            assert [one.payload for one in heard] == [b"honest"]
+
+    asyncio.run(main())
+
+
+def test_bytes_that_are_no_text_do_not_deafen(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with nats(tmp_path) as world:
+            node, gateway = await world.connect(NODE), await world.connect(GATEWAY)
+            heard: list[Delivery] = []
+
+            def hear(delivery: Delivery) -> None:
+                heard.append(delivery)
+                if delivery.payload == b"bad":
+                    raise ValueError("a handler that fails")
+
+            await node.subscribe(subjects.received_by(POOL, NODE), hear)
+            subject = subjects.subject(POOL, GATEWAY, "serve", NODE)
+            gateway._client.send(subject.encode() + b"\xff", b"no text")
+            gateway.publish(subject, b"bad")
+            gateway.publish(subject, b"good")
+            await until(lambda: bool(heard) and heard[-1].payload == b"good")
+
+    asyncio.run(main())

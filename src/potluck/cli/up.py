@@ -143,13 +143,13 @@ def _children(
         name = f"node-{index}"
         signer = keys.load_or_create(folder.node(name) / "identity.key")
         node = ids.node_id(signer.public_key)
-        _give(folder, authority, node, credentials.member_rights(pool.pool, node))
+        _give(folder, authority, node, credentials.node_rights(pool.pool, node))
         yield child(name, python("agent", bus_url, name, str(threads)))
 
     # Last, so that it ends first: streams end while nodes still serve.
     signer = keys.load_or_create(folder.gateway / "identity.key")
     gateway = ids.gateway_id(signer.public_key)
-    _give(folder, authority, gateway, credentials.member_rights(pool.pool, gateway))
+    _give(folder, authority, gateway, credentials.gateway_rights(pool.pool, gateway))
     descriptor = listener.fileno()
     yield child("gateway", python("gateway", bus_url, str(descriptor)), descriptor)
 

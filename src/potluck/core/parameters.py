@@ -169,6 +169,7 @@ journal_compact_bytes: Final = 4 * 1024 * 1024
 receipts_refused_kept: Final = 1_000
 
 # Processes on one machine
+open_files_wanted: Final = 16_384
 child_grace_ms: Final = 5_000
 """How long a process may take to end when asked, before it is killed."""
 child_streams_grace_ms: Final = 2_000

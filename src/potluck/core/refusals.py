@@ -18,7 +18,6 @@ class Refusal(StrEnum):
     RECEIPT_NOT_FOUND = "receipt_not_found"
     ACCOUNT_NOT_FOUND = "account_not_found"
     KEY_NOT_FOUND = "key_not_found"
-    NODE_NOT_FOUND = "node_not_found"
     # Who asks
     INVALID_KEY = "invalid_key"
     EXPIRED_KEY = "expired_key"

@@ -109,7 +109,3 @@ _encoder = msgspec.msgpack.Encoder()
 
 def encode(body: msgspec.Struct) -> bytes:
     return _encoder.encode(body)
-
-
-def decoder(body_type: type) -> "msgspec.msgpack.Decoder[object]":
-    return msgspec.msgpack.Decoder(body_type)

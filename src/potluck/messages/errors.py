@@ -40,7 +40,6 @@ SHOWN: Final[dict[Refusal, Shown]] = {
     Refusal.RECEIPT_NOT_FOUND: Shown(404, _BAD, NOT_FOUND, False),
     Refusal.ACCOUNT_NOT_FOUND: Shown(404, _BAD, NOT_FOUND, False),
     Refusal.KEY_NOT_FOUND: Shown(404, _BAD, NOT_FOUND, False),
-    Refusal.NODE_NOT_FOUND: Shown(404, _BAD, NOT_FOUND, False),
     Refusal.INVALID_KEY: Shown(401, _AUTH, REFUSED, False),
     Refusal.EXPIRED_KEY: Shown(401, _AUTH, REFUSED, False),
     Refusal.REVOKED_KEY: Shown(401, _AUTH, REFUSED, False),

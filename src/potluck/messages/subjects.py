@@ -4,7 +4,7 @@ One publishes only under one's own id and subscribes only where one is the recei
 also at `_`); the server's permissions thereby say who sent what.
 """
 
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from potluck.core.ids import ANY_COORDINATOR
 
@@ -37,7 +37,6 @@ Verb = Literal[
     "notice",
     "regreet",
 ]
-VERBS: Final[tuple[str, ...]] = get_args(Verb)
 
 
 def subject(pool: str, sender: str, verb: Verb, receiver: str) -> str:

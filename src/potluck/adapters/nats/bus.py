@@ -106,10 +106,7 @@ class NatsBus:
 
     async def subscribe(self, subject: str, handler: Handler, queue: str = "") -> NatsSubscription:
         def deliver(subject: str, payload: bytes, reply: str) -> None:
-            try:
-                handler(Delivery(subject, payload, reply))
-            except Exception:
-                _log.exception("handler failed", extra={"subject": subject})
+            handler(Delivery(subject, payload, reply))
 
         return await _subscribe(self._client, subject, deliver, queue)
 

@@ -7,13 +7,15 @@ promise; its version is pinned, and tests/contract/test_bus.py runs over every p
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from nats.aio.client import Client
 
+_log = logging.getLogger(__name__)
 Direct = Callable[[str, bytes, str], None]
-"""(subject, payload, reply); must not raise."""
+"""(subject, payload, reply)."""
 _BUFFER_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -61,5 +63,9 @@ class DirectClient(Client):
         handler = self._direct.get(sid)
         if handler is None:
             await super()._process_msg(sid, subject, reply, data, headers)
-        else:
+            return
+        try:
             handler(subject.decode(), data, reply.decode())
+        except Exception:
+            # Whatever a peer sent, the reading task must live: without it this side is deaf.
+            _log.exception("a message could not be delivered")

@@ -19,6 +19,7 @@ import nkeys
 from potluck.adapters.keys import write_private
 from potluck.core.ids import ANY_COORDINATOR
 from potluck.messages import subjects
+from potluck.messages.subjects import Verb
 
 _PREFIXES = {
     "operator": nkeys.PREFIX_BYTE_OPERATOR,
@@ -39,23 +40,48 @@ class Rights:
     subscribe: Sequence[str]
 
 
-def member_rights(pool: str, identity: str) -> Rights:
-    """Of a gateway or node: its own voice, its own ear, its own inbox."""
-    return Rights(
-        publish=(subjects.sent_by(pool, identity),),
-        subscribe=(
-            subjects.received_by(pool, identity),
-            f"{subjects.inbox_prefix(identity)}.>",
+def gateway_rights(pool: str, identity: str) -> Rights:
+    """Orders to nodes, questions and words to coordinators; its own ear and inbox."""
+    return _member(
+        pool,
+        identity,
+        to_peers=("serve",),
+        to_coordinators=(
+            "greet", "hold", "renew", "release", "countersign", "query", "command",
         ),
+    )  # fmt: skip
+
+
+def node_rights(pool: str, identity: str) -> Rights:
+    """Frames to gateways, presence and receipts to coordinators; its own ear and inbox."""
+    return _member(
+        pool,
+        identity,
+        to_peers=("frames",),
+        to_coordinators=("hello", "heartbeat", "bye", "receipts"),
     )
 
 
-def coordinator_rights(pool: str, identity: str) -> Rights:
-    """Also what is said to any coordinator, and the right to answer."""
-    member = member_rights(pool, identity)
+def _member(
+    pool: str, identity: str, *, to_peers: Sequence[Verb], to_coordinators: Sequence[Verb]
+) -> Rights:
+    mine = [subjects.subject(pool, identity, verb, "*") for verb in to_peers]
+    asked = [subjects.to_coordinator(pool, identity, verb) for verb in to_coordinators]
     return Rights(
-        publish=(*member.publish, "_INBOX.>"),
-        subscribe=(*member.subscribe, subjects.received_by(pool, ANY_COORDINATOR)),
+        publish=(*mine, *asked),
+        subscribe=_ear(pool, identity),
+    )
+
+
+def _ear(pool: str, identity: str) -> tuple[str, ...]:
+    return (subjects.received_by(pool, identity), f"{subjects.inbox_prefix(identity)}.>")
+
+
+def coordinator_rights(pool: str, identity: str) -> Rights:
+    """All verbs under its own name, what is said to any coordinator, and the right to answer."""
+    return Rights(
+        publish=(subjects.sent_by(pool, identity), "_INBOX.>"),
+        subscribe=(*_ear(pool, identity), subjects.received_by(pool, ANY_COORDINATOR)),
     )
 
 

@@ -36,7 +36,7 @@ async def serve(
         signer=signer,
         bus=bus,
         clock=clock,
-        ids=UlidIds(),
+        ids=UlidIds(data / "boot"),
         runtime=LlamaCpp(processes=processes, clock=clock, node=name, data=data),
         models=LocalModels(data),
         accelerators=accelerators.NoAccelerators(),

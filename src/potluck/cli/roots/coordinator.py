@@ -38,7 +38,7 @@ def _founding(pool: founding.PoolFile) -> bootstrap.Founding:
 
 async def serve(folder: DataFolder, url: str, stopping: asyncio.Event) -> None:
     pool = founding.read(folder)
-    clock, ids = SystemClock(), UlidIds()
+    clock, ids = SystemClock(), UlidIds(folder.root / "coordinator.boot")
     store = await open_store(folder.database)
     try:
         await store.transact(lambda tx: bootstrap.ensure(tx, _founding(pool), clock.wall_ms(), ids))

@@ -25,7 +25,13 @@ async def serve(
     signer = keys.load_or_create(folder.gateway / "identity.key")
     me = gateway_id(signer.public_key)
     bus = await NatsBus.connect(url, folder.bus_credentials(me), me)
-    serving = Serving(pool=pool.pool, signer=signer, bus=bus, clock=SystemClock(), ids=UlidIds())
+    serving = Serving(
+        pool=pool.pool,
+        signer=signer,
+        bus=bus,
+        clock=SystemClock(),
+        ids=UlidIds(folder.gateway / "boot"),
+    )
     await serving.start()
     await server.serve(serving, [listener], stopping, grace_ms=parameters.child_streams_grace_ms)
     await bus.drain()

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
+import resource
 import signal
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import uvloop
 
 from potluck.cli import logs
+from potluck.core import parameters
 
 _log = logging.getLogger(__name__)
 
@@ -18,8 +21,21 @@ _log = logging.getLogger(__name__)
 def run(process: str, main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     """Runs `main(stopping)` on uvloop; SIGTERM and SIGINT set the event."""
     logs.configure(process)
+    # What a process writes is its owner's alone; what a sandbox needs is opened on purpose.
+    os.umask(0o077)
+    _allow_many_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_until_stopped(main))
+
+
+def _allow_many_files() -> None:
+    """A gateway holds a socket for each client; the usual soft limit is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = parameters.open_files_wanted
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _until_stopped(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
