@@ -14,24 +14,24 @@ def route(
     *,
     tried: Collection[NodeId] = (),
 ) -> Replica | Refusal:
-    """The replica to ask.
+    """The replica to ask; a loaded one still queues.
 
     `MODEL_NOT_FOUND` if no node serves the model at all, `NO_CAPACITY` if those that do are not
-    ready, suspected, full, or were tried already.
+    ready, suspected, or were tried already.
     """
-    serving = [replica for replica in replicas if replica.model == model]
-    if not serving:
-        return Refusal.MODEL_NOT_FOUND
-    feasible = [replica for replica in serving if _usable(replica) and replica.node not in tried]
-    if not feasible:
-        return Refusal.NO_CAPACITY
-    return min(feasible, key=lambda replica: (_load(replica, in_flight), replica.node))
-
-
-def _usable(replica: Replica) -> bool:
-    return replica.ready and replica.liveness == "alive"
-
-
-def _load(replica: Replica, in_flight: Mapping[NodeId, int]) -> float:
-    """Requests in flight for each slot, so that larger machines get more."""
-    return in_flight.get(replica.node, 0) / max(1, replica.slots)
+    best: Replica | None = None
+    best_load = (0.0, NodeId(""))
+    known = False
+    for replica in replicas:
+        if replica.model != model:
+            continue
+        known = True
+        if not replica.ready or replica.liveness != "alive" or replica.node in tried:
+            continue
+        # For each slot, so that larger machines get more.
+        load = (in_flight.get(replica.node, 0) / max(1, replica.slots), replica.node)
+        if best is None or load < best_load:
+            best, best_load = replica, load
+    if best is not None:
+        return best
+    return Refusal.NO_CAPACITY if known else Refusal.MODEL_NOT_FOUND
