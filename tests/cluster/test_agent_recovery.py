@@ -6,7 +6,6 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from tests.cluster.node_under_test import MESSAGES, MODEL, House, run
 
 from potluck.agent.journal import Journal
 from potluck.messages import serving as s
@@ -14,6 +13,7 @@ from potluck.messages.membership import Rehello
 from potluck.messages.money import ReceiptsAck
 from potluck.ports.models import ModelError
 from potluck.simulator import engine
+from tests.cluster.node_under_test import MESSAGES, MODEL, House, run
 
 
 def test_receipts_are_repeated_until_acknowledged(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from tests.cluster.node_under_test import MESSAGES, MODEL, House, run
 
 from potluck.core import parameters
 from potluck.core.ids import Digest
 from potluck.messages import envelope
 from potluck.messages import serving as s
 from potluck.simulator import engine
+from tests.cluster.node_under_test import MESSAGES, MODEL, House, run
 
 
 async def finished(house: House, receipt: str = "rcp_1_1") -> None:

@@ -42,7 +42,7 @@ async def _run(folder: Path, probe: str, argument: str, cgroups: bool) -> dict:
         log=log,
     )
     with bubblewrap.command(box, bubblewrap.unprivileged_uid("probe")) as command:
-        process = processes.spawn(command)
+        process = await processes.spawn(command)
     if probe == "hang":
         while b"hanging" not in log.read_bytes():
             await asyncio.sleep(0.02)

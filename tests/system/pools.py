@@ -102,6 +102,7 @@ def start(
 @contextlib.contextmanager
 def running(data_dir: Path, *options: str, **rest: Any) -> Iterator[RunningPool]:
     """The pool; afterwards nothing of it is left."""
+    groups = cgroups()
     pool = start(data_dir, *options, **rest)
     family = pool.descendants()
     try:
@@ -111,6 +112,7 @@ def running(data_dir: Path, *options: str, **rest: Any) -> Iterator[RunningPool]
         pool.stop()
         left = [one for one in family if alive(one)]
         assert not left, f"left behind: {left}"
+        assert not cgroups_left(groups)
 
 
 def alive(process: psutil.Process) -> bool:
@@ -137,11 +139,26 @@ def logs(data_dir: Path) -> str:
     return "\n".join(parts)
 
 
-def cgroups_named(part: str) -> list[str]:
-    """Control groups of this machine whose path holds `part`."""
-    found = []
-    for root in ("/sys/fs/cgroup",):
-        for folder, _, _ in os.walk(root):
-            if part in folder:
-                found.append(folder)
-    return found
+def cgroups() -> set[Path]:
+    """All control groups of this machine that Potluck made, whoever runs it."""
+    return {
+        Path(folder, name)
+        for folder, inner, _ in os.walk("/sys/fs/cgroup")
+        for name in inner
+        if name.startswith("potluck-")
+    }
+
+
+def cgroups_left(before: set[Path]) -> set[Path]:
+    """Those that came since, less those of other pools that run on this machine now."""
+    return {one for one in cgroups() - before if not _owner_lives(one)}
+
+
+def _owner_lives(group: Path) -> bool:
+    """By the name: potluck-PID-START IN TICKS-NAMESPACE-purpose."""
+    _, pid, start, _ = group.name.split("-", 3)
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return False
+    return stat[0] != "Z" and stat[19] == start

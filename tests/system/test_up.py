@@ -42,6 +42,7 @@ def settled(pool: RunningPool, receipt: str) -> dict:
 
 
 def test_it_goes_on_where_it_stood_and_leaves_nothing(tmp_path: Path) -> None:
+    groups = pools.cgroups()
     first = pools.start(tmp_path)
     family = first.descendants()
     names = {"coordinator", "gateway", "nats", "node-1", "node-2"}
@@ -50,15 +51,16 @@ def test_it_goes_on_where_it_stood_and_leaves_nothing(tmp_path: Path) -> None:
     receipt = settled(first, ask(first)["receipt"])
     balance = first.get(f"/accounts/{first.account}")
     tiers = {node["tier"] for node in first.get("/nodes")["data"]}
+    if tiers == {"full"}:
+        agents = {first.pid("node-1"), first.pid("node-2")}
+        owners = {int(one.name.split("-")[1]) for one in pools.cgroups() - groups}
+        assert agents <= owners
     assert len(family) >= 5 + 2
     assert first.stop(signal.SIGINT) == 0
     assert not [one for one in family if pools.alive(one)]
     assert not (tmp_path / "run").exists()
     assert not [path for path in tmp_path.rglob("*") if path.is_socket()]
-    if tiers == {"full"}:
-        for name in ("node-1", "node-2"):
-            engines = [one for one in pools.cgroups_named(name) if str(first.process.pid) in one]
-            assert not engines
+    assert not pools.cgroups_left(groups)
 
     with pools.running(tmp_path) as second:
         assert (second.api_key, second.account) == (first.api_key, first.account)
@@ -128,18 +130,28 @@ def test_down_ends_it(tmp_path: Path) -> None:
     assert json.loads(again.stdout)["stopped"] is False
 
 
-def test_a_killed_up_takes_its_children_along_and_is_swept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mend", ["up", "down"])
+def test_a_killed_up_takes_its_children_along_and_is_swept(tmp_path: Path, mend: str) -> None:
+    groups = pools.cgroups()
     pool = pools.start(tmp_path)
     family = pool.descendants()
+    full = {node["tier"] for node in pool.get("/nodes")["data"]} == {"full"}
     receipt = ask(pool)["receipt"]
     settled(pool, receipt)
     pool.stop(signal.SIGKILL)
     pools.until(lambda: not any(pools.alive(one) for one in family), what="the children's end")
+    # The control: a killed agent removes no group, and the comparison sees what it left.
+    assert bool(pools.cgroups_left(groups)) == full
+    if mend == "down":
+        swept = json.loads(pool.cli("down", "--json").stdout)["swept"]
+        assert any("control group" in one for one in swept) == full
+        assert not pools.cgroups_left(groups)
+        return
     with pools.running(tmp_path) as second:
         assert second.get(f"/receipts/{receipt}")
         assert ask(second)["choices"]
         assert second.get("/status")["books_balance"]
-    assert not pools.cgroups_named(f"-{pool.process.pid}")
+        assert not pools.cgroups_left(groups)
 
 
 def test_as_a_plain_user() -> None:

@@ -1,25 +1,29 @@
 """Control groups without systemd: v2 where it is delegated, else v1, else a reason.
 
-Rule: a limit counts only after it was read back; a kernel that ignores one says nothing.
+Rule: a limit counts only after it was read back; a kernel that ignores one says nothing. A group's
+name tells its owner (pid, start, pid namespace), so whoever finds one knows if it is left over.
 """
 
 import contextlib
 import os
+import re
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from potluck.core import parameters
 from potluck.ports.processes import Limits, SpawnError
 
 PREFIX: Final = "potluck-"
-AGENT_LEAF: Final = "potluck-self"
+_LEAF: Final = "self"
 CONTROLLERS: Final = ("memory", "pids", "cpu")
 CPU_PERIOD_US: Final = 100_000
-STALE_AFTER_S: Final = 60
-_REMOVAL_TRIES: Final = 100
 _REMOVAL_PAUSE_S: Final = 0.02
+_NAME: Final = re.compile(re.escape(PREFIX) + r"(\d+)-(\d+)-(\d+)-(.+)")
+"""Owner's pid, its start in ticks since boot, its pid namespace, and what the group is for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class Group:
 
     def __init__(self, layout: Layout, name: str) -> None:
         self._layout = layout
-        self.folders = [path / (PREFIX + name) for path in _distinct(layout)]
+        self.folders = [path / named(name) for path in _distinct(layout)]
 
     def create(self, limits: Limits) -> None:
         """Raises `SpawnError` if a limit cannot be set; then nothing is left behind."""
@@ -109,7 +113,7 @@ class Group:
                 return
         for pid in self._members():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, 9)
+                os.kill(pid, signal.SIGKILL)
 
     def _members(self) -> list[int]:
         try:
@@ -119,7 +123,7 @@ class Group:
 
     def remove(self) -> bool:
         """Kills what is left and removes the folders; may take a moment, so not on the loop."""
-        for _ in range(_REMOVAL_TRIES):
+        for _ in range(round(parameters.cgroup_removal_ms / 1_000 / _REMOVAL_PAUSE_S)):
             if self._removed():
                 return True
             self.kill()
@@ -135,6 +139,25 @@ class Group:
             except OSError:
                 return False
         return True
+
+
+def named(purpose: str) -> str:
+    """The name of a group of this process."""
+    return f"{PREFIX}{os.getpid()}-{_started(os.getpid())}-{_pid_namespace()}-{purpose}"
+
+
+def _started(pid: int) -> int | None:
+    """Ticks between the boot and this process's start: proc(5), stat, field 22. None: it is gone,
+    or a zombie, which owns nothing any more."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return int(fields[19]) if fields[0] not in "ZX" else None
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 def _distinct(layout: Layout) -> list[Path]:
@@ -166,7 +189,7 @@ def find(mountinfo: Path = Path("/proc/self/mountinfo"),
             for name in CONTROLLERS:
                 if name in options and name in places:
                     v1[name] = _inside(mount, root, places[name])
-    if v2 is not None and v2.name == AGENT_LEAF:
+    if v2 is not None and (leaf := _NAME.fullmatch(v2.name)) and leaf[4] == _LEAF:
         v2 = v2.parent
     return Layout(v1=v1, v2=v2, v2_limits=v2 is not None and _delegated(v2))
 
@@ -206,7 +229,7 @@ def _delegated(folder: Path) -> bool:
             return False
         if _hand_down(folder):
             return True
-        leaf = folder / AGENT_LEAF
+        leaf = folder / named(_LEAF)
         leaf.mkdir(exist_ok=True)
         (leaf / "cgroup.procs").write_text(str(os.getpid()))
         return _hand_down(folder)
@@ -223,10 +246,48 @@ def _hand_down(folder: Path) -> bool:
     return set(CONTROLLERS) <= set(control.read_text().split())
 
 
-def sweep(layout: Layout, now_s: float) -> None:
-    """Remove the empty groups that a killed agent left behind; young ones may be in the making."""
-    for parent in _distinct(layout):
-        for folder in parent.glob(PREFIX + "*"):
-            with contextlib.suppress(OSError):
-                if folder.name != AGENT_LEAF and now_s - folder.stat().st_mtime > STALE_AFTER_S:
-                    folder.rmdir()
+def sweep(mountinfo: Path = Path("/proc/self/mountinfo")) -> list[Path]:
+    """Removes the groups whose owner is gone, wherever they lie, with all that lives in them.
+
+    Looked for in whole hierarchies: the owner may have been started in another session's group.
+    """
+    removed = []
+    for folder in left_over(mountinfo):
+        if _swept(folder):
+            removed.append(folder)
+    return removed
+
+
+def left_over(mountinfo: Path = Path("/proc/self/mountinfo")) -> Iterator[Path]:
+    namespace = str(_pid_namespace())
+    for mount, _, kind, options in _mounts(mountinfo):
+        if kind == "cgroup2" or (kind == "cgroup" and not set(CONTROLLERS).isdisjoint(options)):
+            for folder, inner, _ in os.walk(mount):
+                for name in inner:
+                    found = _NAME.fullmatch(name)
+                    if found and found[3] == namespace and _started(int(found[1])) != int(found[2]):
+                        yield Path(folder, name)
+
+
+def _swept(folder: Path) -> bool:
+    for _ in range(round(parameters.cgroup_removal_ms / 1_000 / _REMOVAL_PAUSE_S)):
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return True
+        except PermissionError:
+            return False
+        except OSError:
+            _kill_members(folder)
+            time.sleep(_REMOVAL_PAUSE_S)
+        else:
+            return True
+    return False
+
+
+def _kill_members(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        for pid in (folder / "cgroup.procs").read_text().split():
+            # 0 stands for one of a pid namespace that cannot be seen from here.
+            if int(pid) > 0:
+                os.kill(int(pid), signal.SIGKILL)

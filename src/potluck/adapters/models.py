@@ -243,5 +243,6 @@ def _remove(path: Path) -> None:
 
 def _told(error: OSError, folder: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"the disk of {folder} is full ({error.strerror}); free some space, or use --data"
+        mend = "free some space, or use --data-dir"
+        return f"the disk of {folder} is full ({error.strerror}); {mend}"
     return str(error)

@@ -11,11 +11,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from potluck.adapters import cgroups
 from potluck.ports.processes import STAGE, Command, Limits, SpawnError
@@ -99,20 +98,33 @@ class LocalProcesses:
     def limits_available(self) -> tuple[bool, str]:
         return self._layout is not None, self._reason
 
-    def spawn(self, command: Command, on_exit: Callable[[int], None] | None = None) -> LocalProcess:
+    async def spawn(
+        self, command: Command, on_exit: Callable[[int], None] | None = None
+    ) -> LocalProcess:
+        starting = asyncio.get_running_loop().run_in_executor(_spawner, self._start, command)
+        cancelled = await _ended(starting)
+        popen, group = starting.result()
+        process = LocalProcess(popen, group, on_exit)
+        if cancelled:
+            # Nobody holds it: it must not outlive this call.
+            await process.stop(0)
+            raise asyncio.CancelledError
+        return process
+
+    def _start(self, command: Command) -> "tuple[subprocess.Popen[bytes], cgroups.Group | None]":
+        """On the spawner thread: a program takes a while to be exec'ed, a group to be removed."""
         group = self._group(command)
         rlimits = [("RLIMIT_CORE", 0)]
         if command.limits.file_bytes is not None:
             rlimits.append(("RLIMIT_FSIZE", command.limits.file_bytes))
-        if group is None:
-            rlimits += _rlimits(command)
         try:
-            popen = _spawner.submit(_launch, command, group, rlimits).result()
+            if group is None:
+                rlimits += _rlimits(command)
+            return _launch(command, group, rlimits), group
         except (OSError, SpawnError) as error:
             if group is not None:
                 group.remove()
             raise SpawnError(str(error)) from error
-        return LocalProcess(popen, group, on_exit)
 
     def _group(self, command: Command) -> cgroups.Group | None:
         if self._layout is None or command.limits == Limits():
@@ -120,6 +132,17 @@ class LocalProcesses:
         group = cgroups.Group(self._layout, command.name)
         group.create(command.limits)
         return group
+
+
+async def _ended(work: "asyncio.Future[Any]") -> bool:
+    """Waits until it is done, come what may; whether somebody wanted to cancel it meanwhile."""
+    cancelled = False
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            cancelled = True
+    return cancelled
 
 
 def _usable_layout() -> tuple[cgroups.Layout | None, str]:
@@ -130,8 +153,8 @@ def _usable_layout() -> tuple[cgroups.Layout | None, str]:
         return None, f"no cgroups are visible: {error}"
     if not layout.complete:
         return None, "no memory, pids and cpu controllers are delegated to this user"
-    cgroups.sweep(layout, time.time())
-    group = cgroups.Group(layout, f"probe-{os.getpid()}")
+    cgroups.sweep()
+    group = cgroups.Group(layout, "probe")
     try:
         group.create(_PROBE)
     except SpawnError as error:

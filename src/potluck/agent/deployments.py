@@ -1,14 +1,16 @@
 """What this node serves, brought in line with what it should serve, again and again.
 
-Rule: a replica takes requests only while it is `ready`; whoever waits for a slot looks again.
+Rule: a replica takes requests only while it is `ready`; whoever waits for a slot looks again. The
+end of an engine is never cancelled: a process or a cgroup would stay.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from potluck.agent.tasks import Tasks
 from potluck.core import deployments, parameters
@@ -80,6 +82,11 @@ class Deployments:
         self._wanted: dict[Digest, Deployment] = {}
         self._replicas: dict[Digest, Replica] = {}
         self._failures: Counter[Digest] = Counter()
+        self._work: set[asyncio.Task[None]] = set()
+        """All that brings replicas up or down."""
+        self._endings: set[asyncio.Task[None]] = set()
+        """Engines that are being stopped."""
+        self._stopped = False
         self.revision = -1
 
     def ready(self, digest: Digest) -> Replica | None:
@@ -121,6 +128,8 @@ class Deployments:
 
     def reconcile(self) -> None:
         """Level-triggered: called on each order, each failure, and every few seconds."""
+        if self._stopped:
+            return
         self._notice_dead_engines()
         self._forget_failed_when_due()
         wanted = [digest for digest, one in self._wanted.items() if self._as_wanted(digest, one)]
@@ -133,14 +142,35 @@ class Deployments:
                     self._unload(digest)
 
     async def stop(self) -> None:
-        self._wanted = {}
-        for replica in list(self._replicas.values()):
-            if replica.work is not None:
-                replica.work.cancel()
-                await asyncio.gather(replica.work, return_exceptions=True)
+        """Returns when no engine is left."""
+        self._stopped = True
+        for task in self._work:
+            # Once: a second cancellation would break into the first one's clearing up.
+            if not task.cancelling():
+                task.cancel()
+        if self._work:
+            await asyncio.wait(self._work)
+        for replica in self._replicas.values():
             if replica.engine is not None:
-                await replica.engine.stop()
+                self._end(replica)
+        if self._endings:
+            await asyncio.wait(self._endings)
         self._replicas.clear()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = self._tasks.start(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return task
+
+    def _end(self, replica: Replica) -> "asyncio.Task[None]":
+        """Whoever still waits for a slot finds no engine, and says so."""
+        assert replica.engine is not None
+        engine, replica.engine = replica.engine, None
+        task = self._tasks.start(engine.stop())
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        return task
 
     def _as_wanted(self, digest: Digest, wanted: Deployment) -> bool:
         """False while a replica with other numbers stands in the way: it is unloaded first."""
@@ -163,7 +193,7 @@ class Deployments:
         deployment = self._wanted[digest]
         replica = Replica(deployment, asyncio.Semaphore(deployment.slots))
         self._replicas[digest] = replica
-        replica.work = self._tasks.start(self._bring_up(digest, replica))
+        replica.work = self._start(self._bring_up(digest, replica))
         self._changed()
 
     async def _bring_up(self, digest: Digest, replica: Replica) -> None:
@@ -187,8 +217,12 @@ class Deployments:
             self._fail(digest, replica, str(error), permanent=error.permanent)
         except EngineError as error:
             self._fail(digest, replica, str(error), permanent=False)
+        except Exception as error:
+            log.exception("model %s cannot be served", manifest.name)
+            self._fail(digest, replica, f"{type(error).__name__}: {error}", permanent=False)
         finally:
-            replica.work = None
+            if replica.work is asyncio.current_task():
+                replica.work = None
 
     def _fail(self, digest: Digest, replica: Replica, detail: str, *, permanent: bool) -> None:
         self._failures[digest] += 1
@@ -200,27 +234,27 @@ class Deployments:
         log.error("model %s: %s", replica.deployment.manifest.name, detail)
         self._become(replica, "failed", detail)
         if replica.engine is not None:
-            engine, replica.engine = replica.engine, None
             # Its folder and cgroup go, even if its process has.
-            replica.work = self._tasks.start(self._clear_away(replica, engine))
+            replica.work = self._start(self._clear_away(replica))
 
-    async def _clear_away(self, replica: Replica, engine: Engine) -> None:
-        await engine.stop()
+    async def _clear_away(self, replica: Replica) -> None:
+        await asyncio.wait({self._end(replica)})
         replica.work = None
 
     def _unload(self, digest: Digest) -> None:
         replica = self._replicas[digest]
         before = replica.work
         self._become(replica, "stopping", "")
-        replica.work = self._tasks.start(self._bring_down(digest, replica, before))
+        replica.work = self._start(self._bring_down(digest, replica, before))
 
     async def _bring_down(
         self, digest: Digest, replica: Replica, before: "asyncio.Task[None] | None"
     ) -> None:
         """Requests in flight may end first, for a while. "Stopped" is said after it is so."""
         if before is not None:
-            before.cancel()
-            await asyncio.gather(before, return_exceptions=True)
+            if not before.cancelling():
+                before.cancel()
+            await asyncio.wait({before})
         self._become(replica, "stopping", "")
         if replica.asked:
             replica.drained.clear()
@@ -230,9 +264,7 @@ class Deployments:
             drain.cancel()
             limit.cancel()
         if replica.engine is not None:
-            # Whoever still waits for a slot finds no engine, and says so.
-            engine, replica.engine = replica.engine, None
-            await engine.stop()
+            await asyncio.wait({self._end(replica)})
         del self._replicas[digest]
         self._failures.pop(digest, None)
         self._changed()

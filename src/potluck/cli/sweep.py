@@ -1,7 +1,7 @@
 """Removes what a dead `up` left behind: processes, cgroups, sockets and credentials.
 
 Only what its state file names is touched, and a process only if it still is the one that was named:
-pids are used again.
+pids are used again. Control groups tell their owner by their name.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import shutil
 import msgspec
 import psutil
 
+from potluck.adapters import cgroups
 from potluck.cli.folder import DataFolder
 
 _START_TOLERANCE_S = 1.0
@@ -48,6 +49,7 @@ def find(marked: ProcessMark) -> psutil.Process | None:
 
 
 def read_state(folder: DataFolder) -> StateFile | None:
+    """None: there is none, or none that can be read as one. Raises `OSError`."""
     with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
         return msgspec.json.decode(folder.state.read_bytes(), type=StateFile)
     return None
@@ -68,6 +70,7 @@ def sweep(folder: DataFolder) -> list[str]:
     if state is not None:
         swept.append(str(folder.run))
     clear(folder)
+    swept += [f"control group {path.name}" for path in cgroups.sweep()]
     return swept
 
 

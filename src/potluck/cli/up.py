@@ -10,13 +10,14 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
 import httpx
 import msgspec
 
-from potluck.adapters import keys
+from potluck.adapters import cgroups, keys
 from potluck.adapters.clock import SystemClock
 from potluck.adapters.nats import credentials, server
 from potluck.adapters.processes import LocalProcesses
@@ -26,7 +27,7 @@ from potluck.cli.folder import DataFolder
 from potluck.cli.founding import CredentialsFile, PoolFile
 from potluck.cli.settings import UpSettings
 from potluck.cli.supervisor import Child, Supervisor
-from potluck.core import ids
+from potluck.core import ids, parameters
 from potluck.messages import errors
 from potluck.messages.views import NodeView, Page
 from potluck.ports.processes import SpawnError
@@ -96,28 +97,50 @@ async def running(
         processes = LocalProcesses(use_cgroups=False)
         supervisor = Supervisor(processes, SystemClock(), write_state)
         try:
-            for child in _children(folder, settings, pool, listener):
-                supervisor.start(child)
+            authority = credentials.Authority(folder.nats_keys)
+            bus_url = await _start_bus(folder, authority, supervisor)
+            for child in _children(folder, settings, pool, listener, authority, bus_url):
+                await supervisor.start(child)
             yield Pool(folder, settings, owner, supervisor)
         except (SpawnError, OSError, server.ServerMissingError) as error:
             raise CommandError(f"the pool cannot start: {error}", "see CONTRIBUTING.md") from error
         finally:
             await supervisor.stop()
             sweep.clear(folder)
+            cgroups.sweep()
+
+
+async def _start_bus(
+    folder: DataFolder, authority: credentials.Authority, supervisor: Supervisor
+) -> str:
+    """Its URL. The server chooses a free port, and keeps it when it is started again."""
+    server.write_config(folder.nats_config, port=server.ANY_PORT, authority=authority)
+    await supervisor.start(_child(folder, "nats", server.argv(folder.nats_config)))
+    while True:
+        pid = supervisor.pids().get("nats")
+        port = server.chosen_port(folder.nats_config, pid) if pid is not None else None
+        if port is not None:
+            server.write_config(folder.nats_config, port=port, authority=authority)
+            return f"nats://{LOOPBACK}:{port}"
+        if supervisor.failing() is not None:
+            raise _child_failed(folder, "nats")
+        await asyncio.sleep(_READY_POLL_MS / 1000)
+
+
+def _child(folder: DataFolder, name: str, argv: list[str], *pass_fds: int) -> Child:
+    log = folder.logs / f"{name}.log"
+    return Child(name=name, argv=argv, env=_environment(), log=log, pass_fds=pass_fds)
 
 
 def _children(
-    folder: DataFolder, settings: UpSettings, pool: PoolFile, listener: socket.socket
+    folder: DataFolder,
+    settings: UpSettings,
+    pool: PoolFile,
+    listener: socket.socket,
+    authority: credentials.Authority,
+    bus_url: str,
 ) -> Iterator[Child]:
-    authority = credentials.Authority(folder.nats_keys)
-    bus_port = _free_port()
-    bus_url = f"nats://{LOOPBACK}:{bus_port}"
-    server.write_config(folder.nats_config, port=bus_port, authority=authority)
-    environment = _environment()
-
-    def child(name: str, argv: list[str], *pass_fds: int) -> Child:
-        log = folder.logs / f"{name}.log"
-        return Child(name=name, argv=argv, env=environment, log=log, pass_fds=pass_fds)
+    """All but the bus, in the order of their start."""
 
     def python(root: str, *arguments: str) -> list[str]:
         # -P: what lies in the folder where `up` was typed must not be imported.
@@ -130,13 +153,11 @@ def _children(
             *arguments,
         ]
 
-    yield child("nats", server.argv(folder.nats_config))
-
     rights = credentials.coordinator_rights(pool.pool, pool.coordinator)
     _give(folder, authority, pool.coordinator, rights)
     observer = authority.observer(pool.coordinator)
     keys.write_private(folder.observer_credentials, observer)
-    yield child("coordinator", python("coordinator", bus_url))
+    yield _child(folder, "coordinator", python("coordinator", bus_url))
 
     threads = max(1, len(os.sched_getaffinity(0)) // settings.nodes)
     for index in range(1, settings.nodes + 1):
@@ -144,14 +165,16 @@ def _children(
         signer = keys.load_or_create(folder.node(name) / "identity.key")
         node = ids.node_id(signer.public_key)
         _give(folder, authority, node, credentials.node_rights(pool.pool, node))
-        yield child(name, python("agent", bus_url, name, str(threads)))
+        agent = _child(folder, name, python("agent", bus_url, name, str(threads)))
+        yield replace(agent, grace_ms=parameters.node_grace_ms)
 
     # Last, so that it ends first: streams end while nodes still serve.
     signer = keys.load_or_create(folder.gateway / "identity.key")
     gateway = ids.gateway_id(signer.public_key)
     _give(folder, authority, gateway, credentials.gateway_rights(pool.pool, gateway))
     descriptor = listener.fileno()
-    yield child("gateway", python("gateway", bus_url, str(descriptor)), descriptor)
+    argv = python("gateway", bus_url, str(descriptor))
+    yield _child(folder, "gateway", argv, descriptor)
 
 
 def _give(
@@ -218,13 +241,6 @@ def _listening(port: int) -> Iterator[socket.socket]:
         ) from error
     with listener:
         yield listener
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _write_state(folder: DataFolder, url: str, nodes: int, supervisor: Supervisor) -> None:

@@ -43,6 +43,10 @@ acceptance_gather_ms: Final = 20
 unstreamed_tick_ms: Final = 1_000
 """A request that is not streamed is sent in larger pieces, at the keep-alive's pace."""
 window_bytes: Final = 64 * 1024
+chunk_overhead_bytes: Final = 64
+"""What a chunk costs beside its text."""
+stream_pending_bytes_max: Final = 4 * window_bytes
+"""A gateway's memory for one stream: a window and what honest counting may differ by."""
 acknowledge_every_chunks: Final = 16
 acknowledge_every_ms: Final = 100
 attempts_max: Final = 3
@@ -103,6 +107,26 @@ name_letters_max: Final = 128
 note_letters_max: Final = 512
 amount_micro_max: Final = 10**15
 receipt_bytes_max: Final = 4_096
+evidence_per_node_max: Final = 1_000
+"""Refused receipts of one node that are kept; more are only counted."""
+heartbeat_bytes_max: Final = 256 * 1024
+accelerators_max: Final = 64
+answer_bytes_max: Final = 4 * 1024 * 1024
+"""A list is cut to what fits into so many bytes."""
+rows_counted_max: Final = 10_000
+"""Numbers that `status` shows stop here, so that asking for them stays cheap."""
+books_tick_ms: Final = 60_000
+"""Whether the books balance is looked up so often, whoever asks."""
+keys_per_account_max: Final = 64
+"""Keys that are valid at once."""
+keys_kept_per_account_max: Final = 1_024
+"""With those that are revoked or expired; the oldest of these are forgotten first."""
+commands_kept_ms: Final = 86_400_000
+commands_pruned_per_tick: Final = 1_024
+gateway_asked_ms: Final = 60_000
+"""A gateway that said nothing for so long is asked to greet."""
+gateway_forgotten_ms: Final = 600_000
+"""A gateway that said nothing for so long is told nothing more, until it speaks."""
 evidence_attempt_max: Final = 2**31
 liveness_tick_ms: Final = 1_000
 stall_ms_min: Final = 2_000
@@ -114,6 +138,9 @@ expiry_holds_per_tick: Final = 512
 outbox_page: Final = 256
 offset_wait_ms: Final = 2_000
 offset_poll_ms: Final = 20
+"""Doubled from one look to the next."""
+offset_ahead_max: Final = 10_000
+"""A read that asks for a later offset than this beyond the present is not waited with."""
 list_page_max: Final = 1_000
 grant_key_bytes: Final = 32
 api_key_bytes: Final = 32
@@ -137,6 +164,36 @@ acknowledgement_gather_ms: Final = 5
 infer_alone_bytes: Final = 256 * 1024
 """An order this large travels in a message of its own."""
 deliveries_per_batch_max: Final = 1_024
+batch_bytes_max: Final = 1024 * 1024
+"""A message to a node is cut here; only a single order may be larger."""
+countersign_repeat_first_ms: Final = 5_000
+countersign_repeat_last_ms: Final = 30_000
+countersign_repeat_for_ms: Final = 600_000
+countersignatures_kept: Final = 65_536
+"""What was signed and is not yet known to be stored; the oldest are forgotten first."""
+keys_asking_max: Final = 64
+"""Unknown keys asked about at once: whoever invents keys must not fill the coordinator."""
+request_head_bytes_max: Final = 16 * 1024
+request_arrival_ms: Final = 30_000
+"""From a request's first byte to its last."""
+connections_max: Final = 4_096
+connection_look_ms: Final = 1_000
+keep_alive_ms: Final = 75_000
+linger_ms: Final = 2_000
+"""How long a refused body is read and dropped, so that the refusal arrives."""
+connections_close_ms: Final = 5_000
+"""How long connections may still be written to after the last stream ended."""
+native_body_bytes_max: Final = 64 * 1024
+events_poll_ms: Final = 500
+readiness_kept_ms: Final = 1_000
+idempotency_key_letters_max: Final = 255
+key_life_s_max: Final = 10 * 365 * 86_400
+offset_max: Final = 2**53
+"""Whole numbers above it are not exact in JavaScript."""
+plausible_context_tokens_max: Final = 2**24
+plausible_slots_max: Final = 2**16
+plausible_price_micro_max: Final = 10**12
+"""Whatever a replica table says beyond these is a fault, and is not routed to."""
 
 # Agent
 sandbox_tmp_bytes: Final = 64 * 1024 * 1024
@@ -174,6 +231,13 @@ child_grace_ms: Final = 5_000
 """How long a process may take to end when asked, before it is killed."""
 child_streams_grace_ms: Final = 2_000
 """How long streams may run on when a whole pool is told to end; its owner is waiting."""
+node_grace_ms: Final = 8_000
+"""As `child_grace_ms`: a node waits for acknowledgements, and then for its engines."""
+cgroup_removal_ms: Final = 2_000
+"""How long a control group may take to become empty once all in it were killed."""
+child_log_bytes_max: Final = 16 * 1024 * 1024
+"""Of each log; one older one of this size is kept besides."""
+child_log_check_ms: Final = 10_000
 child_settled_ms: Final = 30_000
 """A child that lived so long is not failing, whatever ends it."""
 child_back_off_first_ms: Final = 200

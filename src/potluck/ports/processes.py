@@ -61,5 +61,7 @@ class Processes(Protocol):
     def limits_available(self) -> tuple[bool, str]:
         """Whether memory, pids and CPU of a child can be limited by cgroups, and else why not."""
 
-    def spawn(self, command: Command, on_exit: Callable[[int], None] | None = None) -> Process:
-        """Raises `SpawnError`."""
+    async def spawn(
+        self, command: Command, on_exit: Callable[[int], None] | None = None
+    ) -> Process:
+        """Returns once the program runs. Raises `SpawnError`. Cancelled, it leaves nothing."""

@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Final
 
 from potluck.adapters.nats.credentials import Authority
 from potluck.core import parameters
+
+ANY_PORT: Final = -1
 
 
 class ServerMissingError(Exception):
@@ -33,10 +36,14 @@ def version() -> str:
 
 
 def write_config(path: Path, *, port: int, authority: Authority) -> None:
-    """Loopback only, no JetStream: nothing that must last is left to the bus."""
+    """Loopback only, no JetStream: nothing that must last is left to the bus.
+
+    `port`: `ANY_PORT` lets the server choose; `chosen_port` tells which.
+    """
     config = {
         "host": "127.0.0.1",
         "port": port,
+        "ports_file_dir": str(path.parent),
         "operator": authority.operator_jwt(),
         "system_account": authority.system_account,
         "resolver": "MEMORY",
@@ -49,6 +56,15 @@ def write_config(path: Path, *, port: int, authority: Authority) -> None:
     }
     path.write_text(json.dumps(config, indent=2))
     path.chmod(0o600)
+
+
+def chosen_port(config: Path, pid: int) -> int | None:
+    """Where the server that runs as `pid` listens; None while it has not said so."""
+    try:
+        said = json.loads(config.with_name(f"nats-server_{pid}.ports").read_bytes())
+        return int(said["nats"][0].rpartition(":")[2])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def argv(config: Path) -> list[str]:

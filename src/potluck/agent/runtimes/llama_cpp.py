@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import hashlib
 import importlib.util
-import os
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -107,7 +106,7 @@ class LlamaCpp:
             if sandbox_tier == "none":
                 raise bubblewrap.SandboxError(reason)
             work, log = self._folders(spec)
-            process = self._spawn(program, spec, work, log)
+            process = await self._spawn(program, spec, work, log)
         except (bubblewrap.SandboxError, SpawnError, OSError) as error:
             raise EngineError(Refusal.ENGINE_FAILED, f"no engine: {error}") from error
         client = LlamaClient(work / _SOCKET, spec.slots)
@@ -124,12 +123,15 @@ class LlamaCpp:
         self._logs.mkdir(parents=True, exist_ok=True)
         work = self._run / f"{spec.digest[:12]}-{self._started}"
         work.mkdir(parents=True, mode=0o700)
-        return work, self._logs / f"engine-{spec.digest[:12]}.log"
+        log = self._logs / f"engine-{spec.digest[:12]}.log"
+        # The last engine's words only.
+        log.write_bytes(b"")
+        return work, log
 
-    def _spawn(self, program: Program, spec: ModelSpec, work: Path, log: Path) -> Process:
+    async def _spawn(self, program: Program, spec: ModelSpec, work: Path, log: Path) -> Process:
         memory_bytes = max(spec.memory_bytes, parameters.engine_memory_min_bytes)
         box = bubblewrap.Box(
-            name=f"engine-{os.getpid()}-{self._started}-{spec.digest[:12]}",
+            name=f"engine-{self._started}-{spec.digest[:12]}",
             argv=program.call(spec),
             work=work,
             shown=(*program.shown, (spec.path.resolve(), _MODEL_INSIDE)),
@@ -142,10 +144,12 @@ class LlamaCpp:
             ),
             log=log,
         )
-        # The last engine's words only.
-        log.write_bytes(b"")
-        with bubblewrap.command(box, bubblewrap.unprivileged_uid(self._node)) as command:
-            return self._processes.spawn(command)
+        try:
+            with bubblewrap.command(box, bubblewrap.unprivileged_uid(self._node)) as command:
+                return await self._processes.spawn(command)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
 
     async def _ready(self, engine: LlamaCppEngine, client: LlamaClient, log: Path) -> None:
         deadline_ms = self._clock.now_ms() + parameters.engine_start_timeout_ms

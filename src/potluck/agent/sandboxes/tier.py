@@ -53,7 +53,7 @@ async def _failure(processes: Processes, node: str, folder: Path) -> str:
     )
     try:
         with bubblewrap.command(box, bubblewrap.unprivileged_uid(node)) as command:
-            process = processes.spawn(command)
+            process = await processes.spawn(command)
     except (bubblewrap.SandboxError, SpawnError, OSError) as error:
         return str(error)
     try:

@@ -1,11 +1,13 @@
 """`up` and `down`: a pool on this machine."""
 
 import asyncio
+import contextlib
 import signal
 import time
 from pathlib import Path
 from typing import Annotated, Final
 
+import psutil
 import typer
 from rich.markup import escape
 
@@ -87,31 +89,42 @@ def _welcome(pool: up.Pool) -> None:
 def stop(data_dir: DataDir = None, as_json: Json = False) -> None:
     """End the pool that runs on this folder."""
     folder = connection.folder(data_dir)
+    try:
+        stopped, swept = _stop(folder)
+    except (PermissionError, psutil.AccessDenied) as error:
+        raise CommandError(
+            f"the pool on {folder.root} belongs to another user",
+            "end it as that user, or as root",
+            code="not_permitted",
+            exit_code=errors.REFUSED,
+        ) from error
+    if as_json:
+        output.json_line({"stopped": stopped, "swept": swept})
+    elif stopped:
+        output.screen.print("The pool has ended.")
+    else:
+        output.screen.print(f"No pool runs on {escape(str(folder.root))}.")
+
+
+def _stop(folder: DataFolder) -> tuple[bool, list[str]]:
+    """Whether one was ended, and what was swept. Raises `PermissionError` or `AccessDenied`."""
     state = sweep.read_state(folder)
-    process = sweep.find(state.supervisor) if state is not None else None
-    if process is None:
-        swept = _sweep_dead(folder)
-        if as_json:
-            output.json_line({"stopped": False, "swept": swept})
-        else:
-            output.screen.print(f"No pool runs on {escape(str(folder.root))}.")
-        return
-    process.send_signal(signal.SIGTERM)
+    if state is None or sweep.find(state.supervisor) is None:
+        return False, _sweep_dead(folder)
+    # It may end by itself at any moment: then there is nothing to send, and nothing to wait for.
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(state.supervisor.pid).send_signal(signal.SIGTERM)
     deadline = time.monotonic() + _DOWN_TIMEOUT_S
-    assert state is not None
     while sweep.find(state.supervisor) is not None:
         if time.monotonic() > deadline:
             raise CommandError(
-                f"the pool (process {process.pid}) does not end",
+                f"the pool (process {state.supervisor.pid}) does not end",
                 f"look into {folder.logs}",
                 code="timed_out",
                 exit_code=errors.TIMED_OUT,
             )
         time.sleep(_DOWN_POLL_S)
-    if as_json:
-        output.json_line({"stopped": True, "swept": []})
-    else:
-        output.screen.print("The pool has ended.")
+    return True, []
 
 
 def _sweep_dead(folder: DataFolder) -> list[str]:
