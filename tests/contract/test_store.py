@@ -15,7 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from potluck.adapters.sql import InlineStore, connections, migrate, open_store, schema
+from potluck.adapters.sql import (
+    InlineStore,
+    connections,
+    migrate,
+    open_store,
+    receipts,
+    schema,
+    transfers,
+)
 from potluck.core.holds import Hold
 from potluck.core.ids import (
     AccountId,
@@ -154,7 +162,9 @@ def test_every_table_gives_back_what_it_was_given(with_store: With) -> None:
         assert tx.receipts.get(RECEIPT.id) == RECEIPT
         assert tx.receipts.of_request(RECEIPT.request) == tx.receipts.list(ALICE.id) == [RECEIPT]
         assert (tx.receipts.list(), tx.receipts.count()) == ([RECEIPT], 1)
-        assert tx.countersignatures.get(RequestId("req_1"), 1) == countersignature
+        said = tx.countersignatures.get(RequestId("req_1"), 1, GatewayId("gw_1"))
+        assert said == countersignature
+        assert tx.countersignatures.get(RequestId("req_1"), 1, GatewayId("gw_2")) is None
         assert tx.nodes.get(NODE.id) == NODE
         assert tx.gateways.list() == [gateway]
         assert tx.deployments.list() == [DEPLOYMENT]
@@ -162,7 +172,7 @@ def test_every_table_gives_back_what_it_was_given(with_store: With) -> None:
         for missing in (
             tx.accounts.get(AccountId("x")), tx.keys.get(KeyId("x")), tx.holds.get(HoldId("x")),
             tx.receipts.get(ReceiptId("x")), tx.nodes.get(NodeId("x")), tx.commands.get("x"),
-            tx.gateways.get(GatewayId("x")), tx.deployments.get("x"),
+            tx.gateways.get(GatewayId("x")), tx.deployments.get(Digest("x")),
         ):  # fmt: skip
             assert missing is None
 
@@ -205,6 +215,135 @@ def test_transfers_are_seen_by_the_item_that_wrote_them_and_newest_first(with_st
         await store.transact(read)
 
     with_store(work)
+
+
+def test_pages_and_counts_end_at_their_limit_and_sort_nothing(with_store: With) -> None:
+    def write(tx: Tx) -> None:
+        for number in range(40):
+            tx.transfers.insert(transfer(number, at_ms=number // 4, payee="acc_a"))
+            tx.receipts.insert(
+                dataclasses.replace(
+                    RECEIPT, id=ReceiptId(f"rcp_{number}"), at_ms=number // 4,
+                    refusal="forged" if number % 2 else "",
+                    provider_micro=0 if number % 2 else 32, fee_micro=0 if number % 2 else 3,
+                )
+            )  # fmt: skip
+
+    def read(tx: Tx) -> None:
+        everything = [one.id for one in reversed(tx.transfers.list())]
+        assert everything == [f"tr_{number:04d}" for number in range(40)]
+        assert [one.id for one in tx.transfers.list(AccountId("acc_a"))] == everything[::-1]
+        for before_ms in (0, 1, 5, 9, 10, 99):
+            page = [one.id for one in tx.transfers.list(limit=3, before_ms=before_ms)]
+            assert page == everything[: 4 * min(before_ms, 10)][::-1][:3]
+        assert tx.receipts.count() == 40
+        assert tx.receipts.refused_of(NodeId("node_1")) == 20
+        assert tx.receipts.settled_sums() == [(HoldId("hold_1"), 20 * 35)]
+
+    async def work(store: Store) -> None:
+        await store.transact(write)
+        await store.transact(read)
+        connection = getattr(store, "connection", None) or store._connection  # type: ignore[attr-defined]
+        for statement, values in (
+            (transfers._LIST_OF, ("acc_a", 5, 9, "acc_a", 5, 9, 9)),
+            (receipts._LIST_OF, ("acc_a", 9)),
+            (receipts._LIST, (9,)),
+            (receipts._REFUSED_OF, ("node_1",)),
+        ):
+            plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + statement, values)]
+            # Only the two parts of a page, each cut to its limit, may be sorted into one.
+            sorts = sum("TEMP B-TREE" in line for line in plan)
+            assert sorts <= (statement is transfers._LIST_OF), plan
+            assert not any(re.search(r"SCAN (transfers|receipts)$", line) for line in plan), plan
+
+    with_store(work)
+
+
+def test_keys_are_counted_and_the_oldest_dead_forgotten(with_store: With) -> None:
+    def work(tx: Tx) -> None:
+        tx.accounts.insert(ALICE)
+        for number in range(6):
+            revoked_ms, expires_ms = (5, None) if number < 3 else (None, 50 + number)
+            key = dataclasses.replace(
+                KEY, id=KeyId(f"key_{number}"), hash=f"{number:064x}", created_ms=number,
+                expires_ms=expires_ms, revoked_ms=revoked_ms,
+            )  # fmt: skip
+            tx.keys.insert(key)
+        assert tx.keys.live_of(ALICE.id, 54) == 1
+        assert tx.keys.lasting_admins() == 0
+        tx.keys.forget_dead_of(ALICE.id, 54, keep=2)
+        assert [row.id for row in tx.keys.list()] == ["key_5", "key_4", "key_3"]
+        assert [row.id for row in tx.keys.list(ALICE.id, 1)] == ["key_5"]
+
+    async def run(store: Store) -> None:
+        await store.transact(work)
+
+    with_store(run)
+
+
+def test_holds_are_postponed_and_old_commands_pruned(with_store: With) -> None:
+    def work(tx: Tx) -> None:
+        tx.accounts.insert(ALICE)
+        tx.holds.insert(HOLD)
+        tx.holds.postpone(7)
+        assert [row.hold.expires_ms for row in tx.holds.list_open(9)] == [57]
+        assert [one.settled_micro for one in tx.holds.settled()] == [10]
+        assert [tx.holds.count_open(limit) for limit in (0, 1, 9)] == [0, 1, 1]
+        for number in range(5):
+            tx.commands.insert(f"cmd_{number}", b"h", b"a", number)
+        tx.commands.prune(4, 2)
+        tx.commands.prune(4, 1)
+        left = [number for number in range(5) if tx.commands.get(f"cmd_{number}")]
+        assert left == [3, 4]
+
+    async def run(store: Store) -> None:
+        await store.transact(work)
+
+    with_store(run)
+
+
+def test_a_number_too_large_for_sql_fails_its_item_and_no_other(with_store: With) -> None:
+    def item(number: int) -> Callable[[Tx], int]:
+        def work(tx: Tx) -> int:
+            before = tx.balances.get(ALICE.id)
+            more = 2**63 if number == 3 else 1
+            tx.balances.put(ALICE.id, Balance(posted_micro=before.posted_micro + more))
+            return number
+
+        return work
+
+    async def work(store: Store) -> None:
+        results = await asyncio.gather(
+            *(store.transact(item(number)) for number in range(6)), return_exceptions=True
+        )
+        assert isinstance(results[3], OverflowError)
+        assert [one for one in results if isinstance(one, int)] == [0, 1, 2, 4, 5]
+        posted = await store.transact(lambda tx: tx.balances.get(ALICE.id).posted_micro)
+        assert posted == 5
+
+    with_store(work)
+
+
+def test_a_database_beyond_repair_fails_all_who_wait_and_tells_its_owner(tmp_path: Path) -> None:
+    async def run() -> None:
+        told: list[bool] = []
+        store = await open_store(tmp_path / "potluck.db", lambda: told.append(True))
+
+        def fatal(_tx: Tx) -> None:
+            store._connection.close()
+            raise RuntimeError("not even rolled back")
+
+        results = await asyncio.gather(
+            *(store.transact(work) for work in (fatal, lambda tx: tx.events.last_offset())),
+            return_exceptions=True,
+        )
+        assert [type(one) for one in results] == [StoreUnavailableError] * 2
+        with pytest.raises(StoreUnavailableError):
+            await store.transact(lambda tx: tx.events.last_offset())
+        assert told == [True]
+        await store.close()
+
+    asyncio.run(run())
 
 
 def test_one_item_of_a_group_fails_alone(with_store: With) -> None:

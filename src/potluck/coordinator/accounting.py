@@ -1,6 +1,7 @@
 """The desk for money and questions: each handler loads, decides, records; the outbox tells."""
 
 import asyncio
+import logging
 from typing import Final
 
 from potluck.coordinator import commands, countersigning, holds, queries, settlement
@@ -23,6 +24,8 @@ from potluck.messages.money import (
 from potluck.messages.queries import Answer, Command, Query
 from potluck.ports.store import StoreFullError, StoreUnavailableError, Tx
 
+log = logging.getLogger(__name__)
+
 
 class Accounting:
     def __init__(self, state: State) -> None:
@@ -32,8 +35,6 @@ class Accounting:
         state = self._state
         grant_key = state.ids.secret(parameters.grant_key_bytes)
         gateway, now_ms = GatewayId(letter.sender), state.clock.wall_ms()
-        if gateway not in state.roster.gateways:
-            state.mail.tell("regreet", gateway, Regreet())
         return await state.store.transact(
             lambda tx: holds.open(tx, request, gateway, letter.boot, grant_key, now_ms)
         )
@@ -70,9 +71,17 @@ class Accounting:
             # One receipt that breaks a rule of the database must not keep its neighbours unpaid.
             if len(proven.receipts) == 1:
                 raise
-            await asyncio.gather(
-                *(self._settle(one) for one in settlement.singly(proven)), return_exceptions=True
-            )
+            await self._settle_singly(proven)
+
+    async def _settle_singly(self, batch: Batch) -> None:
+        results = await asyncio.gather(
+            *(self._settle(one) for one in settlement.singly(batch)), return_exceptions=True
+        )
+        for proven, result in zip(batch.receipts, results, strict=True):
+            if isinstance(result, BaseException):
+                self._state.mail.counters["unsettled"] += 1
+                log.error("%s of %s cannot be settled", proven.receipt.receipt, batch.node,
+                          exc_info=result)  # fmt: skip
 
     async def _settle(self, batch: Batch) -> None:
         state, now_ms = self._state, self._state.clock.wall_ms()
@@ -83,6 +92,7 @@ class Accounting:
             return outcomes
 
         outcomes = await state.store.transact(work)
+        state.mail.counters["waiting"] += len(batch.receipts) - len(outcomes)
         for outcome in outcomes:
             if outcome.refusal:
                 state.mail.counters[outcome.refusal] += 1
@@ -108,6 +118,7 @@ class Accounting:
         """Waits a little for the offset that is asked for: another coordinator may have made it."""
         clock = self._state.clock
         until_ms = clock.now_ms() + parameters.offset_wait_ms
+        pause_ms = parameters.offset_poll_ms
         while True:
             live = self._live()
             answer = await self._state.store.transact(lambda tx: queries.read(tx, query, live))  # noqa: B023
@@ -115,7 +126,8 @@ class Accounting:
                 return answer
             if clock.now_ms() >= until_ms:
                 return refused_answer(Refusal.COORDINATOR_UNAVAILABLE)
-            await clock.sleep_ms(parameters.offset_poll_ms)
+            await clock.sleep_ms(pause_ms)
+            pause_ms *= 2
 
     async def command(self, _letter: Letter, command: Command) -> Answer:
         state = self._state
@@ -139,6 +151,7 @@ class Accounting:
             ready_of=state.publisher.ready_of,
             ready=state.publisher.ready,
             frozen=state.watch.frozen,
+            books_balance=state.books_balance,
             now_ms=state.clock.now_ms(),
             wall_ms=state.clock.wall_ms(),
         )

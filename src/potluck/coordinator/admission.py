@@ -1,12 +1,10 @@
 """The desk for nodes and gateways: hello and goodbye, liveness, deployments, the replica table."""
 
-import asyncio
-
 from potluck.coordinator import events, membership, reconcile, replicas
 from potluck.coordinator.mail import Letter
 from potluck.coordinator.membership import Member
 from potluck.coordinator.state import State
-from potluck.core import nodes
+from potluck.core import nodes, parameters
 from potluck.core.ids import GatewayId, NodeId
 from potluck.core.refusals import Refusal
 from potluck.messages.membership import (
@@ -33,6 +31,12 @@ class Admission:
         for gateway in self._state.roster.gateways:
             self._state.mail.tell("regreet", gateway, Regreet())
 
+    def heard(self, gateway: GatewayId) -> None:
+        """It spoke: about whatever, it lives. One we do not know, or forgot, is asked to greet."""
+        state = self._state
+        if not state.roster.hear(gateway, state.clock.now_ms()):
+            state.mail.tell("regreet", gateway, Regreet())
+
     async def hello(self, letter: Letter, hello: Hello) -> Welcome:
         state = self._state
         row = membership.row_of_hello(hello, NodeId(letter.sender), state.clock.wall_ms())
@@ -52,7 +56,11 @@ class Admission:
         if member is None:
             state.mail.tell("rehello", letter.sender, Rehello())
             return
-        before, member.report = member.report, heartbeat
+        report = membership.reported(heartbeat)
+        if report is None or len(letter.body) > parameters.heartbeat_bytes_max:
+            state.mail.counters[Refusal.MALFORMED] += 1
+            return
+        before, member.report = member.report, report
         changed = state.roster.apply(member, nodes.HeartbeatReceived(state.clock.now_ms()))
         self._order(member)
         # Most heartbeats change nothing, and building the table looks at every node.
@@ -97,7 +105,7 @@ class Admission:
             state.mail.counters[Refusal.FORGED] += 1
             return None
         await state.store.transact(lambda tx: membership.greet(tx, row))
-        state.roster.gateways[row.id] = row
+        state.roster.know(row, state.clock.now_ms())
         whole = state.publisher.whole()
         if letter.reply:
             return whole
@@ -134,8 +142,10 @@ class Admission:
             self._tell_gateways(delta)
 
     async def digest(self) -> None:
-        self._tell_gateways(self._state.publisher.digest())
-        await asyncio.sleep(0)
+        state = self._state
+        self._tell_gateways(state.publisher.digest())
+        for gateway in state.roster.silent_gateways(state.clock.now_ms()):
+            state.mail.tell("regreet", gateway, Regreet())
 
     def _tell_gateways(self, body: Replicas) -> None:
         for gateway in self._state.roster.gateways:

@@ -7,7 +7,7 @@ from potluck.ports.store import Tx
 
 def check(tx: Tx) -> list[str]:
     """Each violated invariant, in words; empty if the books are right."""
-    return [*_books(tx), *_replay(tx), *_pending(tx), *_debts(tx), *_receipts(tx)]
+    return [*_books(tx), *_replay(tx), *_pending(tx), *_settled(tx), *_debts(tx), *_receipts(tx)]
 
 
 def books_balance(tx: Tx) -> bool:
@@ -37,6 +37,21 @@ def _pending(tx: Tx) -> list[str]:
         f"{account} has {kept.get(account, 0)} pending, its holds say {held.get(account, 0)}"
         for account in sorted({*kept, *held})
         if kept.get(account, 0) != held.get(account, 0)
+    ]
+
+
+def _settled(tx: Tx) -> list[str]:
+    """An open hold has settled what its receipts were paid, no more and no less.
+
+    A correction on a voided one went to the account, and its receipts are paid less than it says.
+    """
+    paid = dict(tx.receipts.settled_sums())
+    return [
+        f"{hold.id} ({hold.state}) settled {hold.settled_micro}, "
+        f"its receipts were paid {paid.get(hold.id, 0)}"
+        for hold in tx.holds.settled()
+        if (paid.get(hold.id, 0) > hold.settled_micro)
+        or (hold.state == "open" and paid.get(hold.id, 0) < hold.settled_micro)
     ]
 
 

@@ -94,10 +94,10 @@ def _accounts(tx: Tx, founding: Founding, now_ms: int, ids: Ids) -> None:
 
 
 def _deployment(tx: Tx, founding: Founding, now_ms: int) -> None:
-    """The model of the pool. Another one replaces it, under a higher revision."""
-    price = founding.price
-    present = tx.deployments.get(founding.manifest.name)
-    revision = max((row.revision for row in tx.deployments.list()), default=0)
+    """The model of the pool. Another one replaces it under a higher revision, so that nodes unload
+    what was served before; its row stays, since receipts name it."""
+    price, known = founding.price, tx.deployments.list()
+    revision = max((row.revision for row in known), default=0) + 1
     wanted = DeploymentRow(
         model=founding.manifest.name,
         digest=founding.manifest.digest,
@@ -106,18 +106,18 @@ def _deployment(tx: Tx, founding: Founding, now_ms: int) -> None:
         input_micro_per_mtok=price.input_micro_per_mtok,
         output_micro_per_mtok=price.output_micro_per_mtok,
         fee_basis_points=price.fee_basis_points,
-        revision=revision if present is not None else revision + 1,
+        revision=revision,
     )
-    if present is not None and _same(present, wanted):
-        return
-    row = wanted if present is None else _revised(wanted, revision + 1)
-    tx.deployments.put(row)
-    events.record(tx, now_ms, "deployment_changed", row.model, revision=row.revision)
-
-
-def _same(present: DeploymentRow, wanted: DeploymentRow) -> bool:
-    return _revised(present, 0) == _revised(wanted, 0)
-
-
-def _revised(row: DeploymentRow, revision: int) -> DeploymentRow:
-    return dataclasses.replace(row, revision=revision)
+    changed = [
+        dataclasses.replace(row, retired=True, revision=revision)
+        for row in known
+        if row.digest != wanted.digest and not row.retired
+    ]
+    present = tx.deployments.get(wanted.digest)
+    if present is None or dataclasses.replace(present, revision=revision) != wanted:
+        changed.append(wanted)
+    for row in changed:
+        tx.deployments.put(row)
+        events.record(
+            tx, now_ms, "deployment_changed", row.model, revision=row.revision, retired=row.retired
+        )

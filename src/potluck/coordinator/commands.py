@@ -1,10 +1,11 @@
 """Writes that people ask for. Each carries an id: a repeat is answered alike, never done twice.
 
-Whether the asker may is the gateway's to judge by its key; what is named here must exist.
+Whether the asker may is the gateway's to judge by its key; what is named here must exist. An API
+key itself never comes here: the gateway draws it and sends its hash.
 """
 
-import base64
 import hashlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,7 +27,6 @@ class Drawn:
     """Names and chance, drawn before the transaction, so that it can be run again."""
 
     ulid: str
-    secret: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ Handler = Callable[[Tx, dict[str, str], Desk], Result]
 
 
 def draw(ids: Ids) -> Drawn:
-    return Drawn(ulid=ids.ulid(), secret=ids.secret(parameters.api_key_bytes))
+    return Drawn(ulid=ids.ulid())
 
 
 def carry_out(tx: Tx, command: Command, desk: Desk) -> Answer:
@@ -62,20 +62,8 @@ def carry_out(tx: Tx, command: Command, desk: Desk) -> Answer:
     if isinstance(result, tuple):
         return _refused(tx, *result)
     answer = Answer(refusal="", offset=tx.events.last_offset(), data=msgspec.json.encode(result))
-    tx.commands.insert(command.id, body_hash, envelope.encode(_kept(answer, result)), desk.now_ms)
+    tx.commands.insert(command.id, body_hash, envelope.encode(answer), desk.now_ms)
     return answer
-
-
-def key_hash(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
-def _kept(answer: Answer, result: msgspec.Struct) -> Answer:
-    """What a repeat is told. An API key is shown once and stored nowhere."""
-    if not isinstance(result, views.CreatedKeyView):
-        return answer
-    hidden = msgspec.structs.replace(result, key="")
-    return msgspec.structs.replace(answer, data=msgspec.json.encode(hidden))
 
 
 def _create_account(tx: Tx, args: dict[str, str], desk: Desk) -> Result:
@@ -104,44 +92,48 @@ def _create_key(tx: Tx, args: dict[str, str], desk: Desk) -> Result:
         return Refusal.ACCOUNT_NOT_FOUND, "no such account"
     if account.kind not in ("person", "provider"):
         return Refusal.FORBIDDEN, "this account has no keys"
-    expires_ms = _whole(args.get("expires_ms", ""))
-    if args.get("expires_ms") and (expires_ms is None or expires_ms <= desk.now_ms):
-        return Refusal.INVALID_REQUEST, "expires_ms lies in the past or is no number"
-    name = args.get("name", "")
+    life_ms = _whole(args["life_ms"]) if args.get("life_ms") else None
+    if args.get("life_ms") and not life_ms:
+        return Refusal.INVALID_REQUEST, "life_ms is not a positive whole number"
+    name, digest = args.get("name", ""), args.get("hash", "")
     if len(name) > parameters.name_letters_max:
         return Refusal.INVALID_REQUEST, "the key's name is too long"
-    key = "pk_" + base64.urlsafe_b64encode(desk.drawn.secret).decode().rstrip("=")
+    if _HASH.fullmatch(digest) is None or tx.keys.by_hash(digest) is not None:
+        return Refusal.INVALID_REQUEST, "hash is no hex SHA-256, or that of a key that exists"
+    if tx.keys.live_of(account.id, desk.now_ms) >= parameters.keys_per_account_max:
+        return Refusal.INVALID_REQUEST, (
+            f"an account has at most {parameters.keys_per_account_max} valid keys: revoke one first"
+        )
+    tx.keys.forget_dead_of(account.id, desk.now_ms, parameters.keys_kept_per_account_max)
     row = KeyRow(
         id=KeyId("key_" + desk.drawn.ulid),
         account=account.id,
         name=name,
-        hash=key_hash(key),
+        hash=digest,
         admin=args.get("admin", "").lower() in ("true", "1"),
         created_ms=desk.now_ms,
-        expires_ms=expires_ms,
+        expires_ms=None if life_ms is None else desk.now_ms + life_ms,
         revoked_ms=None,
     )
     tx.keys.insert(row)
     events.record(tx, desk.now_ms, "key_created", row.id, account=account.id)
-    return views.CreatedKeyView(
-        id=row.id,
-        account=row.account,
-        name=row.name,
-        admin=row.admin,
-        expires_ms=expires_ms,
-        key=key,
-    )
+    return key_view(row)
 
 
 def _revoke_key(tx: Tx, args: dict[str, str], desk: Desk) -> Result:
     row = tx.keys.get(KeyId(args.get("key", "")))
     if row is None or ("account" in args and row.account != args["account"]):
         return Refusal.KEY_NOT_FOUND, "no such key"
+    lasting = row.admin and row.revoked_ms is None and row.expires_ms is None
+    if lasting and tx.keys.lasting_admins() <= 1:
+        return Refusal.FORBIDDEN, "this is the last key that may administer for ever: it stays"
     if row.revoked_ms is None:
         tx.keys.revoke(row.id, desk.now_ms)
         events.record(tx, desk.now_ms, "key_revoked", row.id, account=row.account)
     notice = envelope.encode(Notice(kind="key", name=row.hash))
     for gateway in tx.gateways.list():
+        if desk.now_ms - gateway.seen_ms >= parameters.gateway_forgotten_ms:
+            continue  # What it had cached is long stale.
         subject = subjects.subject(desk.pool, desk.sender, "notice", gateway.id)
         tx.outbox.add(subject, notice)
     revoked = tx.keys.get(row.id)
@@ -216,4 +208,5 @@ def _whole(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else None
 
 
-_DIGITS_MAX = 18
+_DIGITS_MAX = 15
+_HASH = re.compile("[0-9a-f]{64}")

@@ -12,7 +12,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from potluck.coordinator import accounting, expiry
+from potluck.coordinator import accounting, audit, expiry
 from potluck.coordinator.accounting import Accounting
 from potluck.coordinator.admission import Admission
 from potluck.coordinator.liveness import Watch
@@ -22,7 +22,7 @@ from potluck.coordinator.outbox import Outbox
 from potluck.coordinator.replicas import Publisher
 from potluck.coordinator.state import State
 from potluck.core import parameters
-from potluck.core.ids import ANY_COORDINATOR, BootId, CoordinatorId
+from potluck.core.ids import ANY_COORDINATOR, BootId, CoordinatorId, GatewayId
 from potluck.core.refusals import Refusal
 from potluck.messages import envelope, membership, money, queries, subjects
 from potluck.messages.envelope import Body
@@ -31,7 +31,7 @@ from potluck.ports.bus import Bus, Delivery, Subscription
 from potluck.ports.clock import Clock
 from potluck.ports.ids import Ids
 from potluck.ports.keys import Verifier
-from potluck.ports.store import Store, StoreFullError, StoreUnavailableError
+from potluck.ports.store import Store, StoreFullError, StoreUnavailableError, Tx
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,8 @@ class Coordinator:
         self._subscriptions: list[Subscription] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._rounds: list[asyncio.Task[None]] = []
+        self._apart_ms = 0
+        """The wall clock less our own, as far as holds know."""
 
     async def start(self) -> None:
         """Loads, listens, tells what a crash left untold, and asks who is there."""
@@ -116,6 +118,7 @@ class Coordinator:
             (parameters.liveness_tick_ms, self._admission.judge),
             (parameters.reconcile_ms, self._admission.reconcile),
             (parameters.replica_digest_ms, self._admission.digest),
+            (parameters.books_tick_ms, self._look),
         )
         rounds = [self._round(period_ms, work) for period_ms, work in every]
         rounds += [self._expire(), self._tell()]
@@ -128,18 +131,37 @@ class Coordinator:
 
     async def _expire(self) -> None:
         """Only after a while of undisturbed listening, in which nodes could repeat receipts."""
-        state, clock = self._state, self._state.clock
+        clock = self._state.clock
         since_ms = clock.now_ms()
+        self._apart_ms = clock.wall_ms() - since_ms
         while True:
             slept_from_ms = clock.now_ms()
             await clock.sleep_ms(parameters.expiry_tick_ms)
             late_ms = clock.now_ms() - slept_from_ms - parameters.expiry_tick_ms
-            if late_ms >= parameters.stall_ms_min or not self._mail.connected:
+            jump_ms = clock.wall_ms() - clock.now_ms() - self._apart_ms
+            if max(late_ms, jump_ms) >= parameters.stall_ms_min or not self._mail.connected:
                 since_ms = clock.now_ms()
-            if clock.now_ms() - since_ms >= parameters.expiry_first_ms:
-                await self._guarded(
-                    lambda: state.store.transact(lambda tx: expiry.expire(tx, clock.wall_ms()))
-                )
+            rested = clock.now_ms() - since_ms >= parameters.expiry_first_ms
+            await self._guarded(lambda: self._lapse(jump_ms, rested))  # noqa: B023
+
+    async def _lapse(self, jump_ms: int, rested: bool) -> None:
+        """`jump_ms`: so much more passed on the wall than on our own clock. Then the machine slept,
+        or its clock was set, and nobody's time to renew or to report has passed."""
+        now_ms = self._state.clock.wall_ms()
+
+        def work(tx: Tx) -> None:
+            if jump_ms >= parameters.stall_ms_min:
+                tx.holds.postpone(jump_ms)
+            if rested:
+                expiry.expire(tx, now_ms)
+                expiry.tidy(tx, now_ms)
+
+        await self._state.store.transact(work)
+        self._apart_ms += jump_ms
+
+    async def _look(self) -> None:
+        """Reads over all accounts and open holds, so not at every question."""
+        self._state.books_balance = await self._state.store.transact(audit.books_balance)
 
     async def _tell(self) -> None:
         full = self._state.outbox_full
@@ -182,6 +204,8 @@ class Coordinator:
             if len(self._tasks) >= parameters.coordinator_tasks_max:
                 self._drop(route, delivery, Refusal.OVERLOADED)
                 return
+            if route.senders == _GATEWAY and letter.verb != "greet":
+                self._admission.heard(GatewayId(sender))
             self._spawn(self._handle(route, letter, body))
 
     def _drop(self, route: Route, delivery: Delivery, refusal: Refusal) -> None:

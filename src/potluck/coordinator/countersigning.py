@@ -1,6 +1,8 @@
 """What gateways say they delivered, attached to receipts. Lower than the receipt: the lower is due.
 
-Before the receipt it caps what is settled; after it, provider and pool give the difference back.
+Before the receipt it caps what is settled; after it, provider and pool give the difference back:
+into the hold while it is open, so that hold = settled + outstanding + granted + free stays true.
+Every countersignature of a settled receipt is answered, so that a lost answer heals.
 """
 
 import dataclasses
@@ -9,15 +11,16 @@ from dataclasses import dataclass
 import msgspec
 
 from potluck.coordinator import events, money, settlement
-from potluck.core import merkle, parameters, receipts
-from potluck.core.ids import GatewayId, receipt_id
-from potluck.core.pricing import Cost, Price
+from potluck.core import holds, merkle, parameters, receipts
+from potluck.core.holds import Hold
+from potluck.core.ids import GatewayId, HoldId, receipt_id
+from potluck.core.pricing import Cost
 from potluck.core.refusals import Refusal
 from potluck.messages import envelope, subjects
 from potluck.messages import money as words
 from potluck.messages.money import Countersignature, Delivery, Settled, Settlement
 from potluck.ports.keys import Verifier
-from potluck.ports.store import CountersignatureRow, ReceiptRow, Tx
+from potluck.ports.store import CountersignatureRow, ReceiptRow, TransferKind, Tx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +41,11 @@ def prove(
     if not 1 <= len(leaves) <= parameters.deliveries_per_batch_max:
         return Refusal.MALFORMED
     signed = words.COUNTERSIGN_DOMAIN + body.root
-    if merkle.root(leaves) != body.root or not verifier.verify(public_key, body.signature, signed):
+    root, paths = merkle.proofs(leaves)
+    if root != body.root or not verifier.verify(public_key, body.signature, signed):
         return Refusal.FORGED
     deliveries = []
-    for index, path in enumerate(merkle.paths(leaves)):
+    for index, path in enumerate(paths):
         try:
             delivery = words.delivery_decoder.decode(leaves[index])
         except msgspec.MsgspecError:
@@ -59,52 +63,30 @@ def prove(
 
 
 def attach(tx: Tx, signed: Signed, pool: str, sender: str, now_ms: int) -> None:
-    """Records each, corrects where it must, and tells the gateway once more what is settled."""
+    """Records each, corrects where it must, and says what is settled, first or repeated."""
+    told: dict[HoldId, list[Settlement]] = {}
     for delivery, body, path in signed.deliveries:
         receipt = tx.receipts.get(receipt_id(delivery.request, delivery.attempt))
         if receipt is not None and receipt.gateway != signed.gateway:
             continue  # Not its request.
-        if tx.countersignatures.get(delivery.request, delivery.attempt) is None:
+        if tx.countersignatures.get(delivery.request, delivery.attempt, signed.gateway) is None:
             tx.countersignatures.insert(_row(signed, delivery, body, path, now_ms))
             if receipt is not None and not receipt.refusal:
                 receipt = _correct(tx, receipt, delivery.total_micro, now_ms)
         if receipt is not None:
-            # The first telling may have been lost on the way; told twice is harmless.
-            settled = Settled(hold=receipt.hold, items=[_item(receipt)])
-            subject = subjects.subject(pool, sender, "settled", signed.gateway)
-            tx.outbox.add(subject, envelope.encode(settled))
+            told.setdefault(receipt.hold, []).append(_item(receipt))
+    subject = subjects.subject(pool, sender, "settled", signed.gateway)
+    for hold, items in told.items():
+        tx.outbox.add(subject, envelope.encode(Settled(hold=hold, items=items)))
 
 
 def _correct(tx: Tx, row: ReceiptRow, countersigned_micro: int, now_ms: int) -> ReceiptRow:
     settled = Cost(provider_micro=row.provider_micro, fee_micro=row.fee_micro)
-    receipt = words.receipt_decoder.decode(row.body)
-    price = Price(
-        input_micro_per_mtok=receipt.price.input_micro_per_mtok,
-        output_micro_per_mtok=receipt.price.output_micro_per_mtok,
-        fee_basis_points=receipt.price.fee_basis_points,
-    )
-    back = receipts.correction(settled, countersigned_micro, price)
-    if back.total_micro == 0:
+    if settled.total_micro <= countersigned_micro:
         return row
-    for kind, paid_as, amount_micro in (
-        ("correction", "usage", back.provider_micro),
-        ("fee_correction", "fee", back.fee_micro),
-    ):
-        paid = tx.transfers.get(settlement.transfer_id(row.id, paid_as))
-        if amount_micro:
-            assert paid is not None, "what was settled was posted"
-            money.post(
-                tx,
-                id=settlement.transfer_id(row.id, kind),
-                kind="correction" if kind == "correction" else "fee_correction",
-                payer=paid.payee,
-                payee=paid.payer,
-                amount_micro=amount_micro,
-                cause=row.id,
-                hold=None,
-                at_ms=now_ms,
-                overdraft=True,
-            )
+    price = settlement.price_of(words.receipt_decoder.decode(row.body))
+    back = receipts.correction(settled, countersigned_micro, price)
+    _give_back(tx, row, back, now_ms)
     events.record(
         tx, now_ms, "receipts_differ", row.id,
         claimed_micro=settled.total_micro, countersigned_micro=countersigned_micro,
@@ -115,11 +97,41 @@ def _correct(tx: Tx, row: ReceiptRow, countersigned_micro: int, now_ms: int) -> 
     return dataclasses.replace(row, provider_micro=provider_micro, fee_micro=fee_micro)
 
 
+def _give_back(tx: Tx, row: ReceiptRow, back: Cost, now_ms: int) -> None:
+    """Into the hold while it is open, since its gateway still counts on it; else to the account."""
+    held = tx.holds.get(row.hold)
+    assert held is not None, "what was settled was held"
+    after = holds.unsettle(held.hold, back.total_micro)
+    if isinstance(after, Hold):
+        tx.holds.update(after)
+    parts: tuple[tuple[TransferKind, str, int], ...] = (
+        ("correction", "usage", back.provider_micro),
+        ("fee_correction", "fee", back.fee_micro),
+    )
+    for kind, paid_as, amount_micro in parts:
+        if not amount_micro:
+            continue
+        paid = tx.transfers.get(settlement.transfer_id(row.id, paid_as))
+        assert paid is not None, "what was settled was posted"
+        id = settlement.transfer_id(row.id, kind)
+        if isinstance(after, Hold):
+            money.return_held(
+                tx, id=id, kind=kind, payer=paid.payee, payee=paid.payer,
+                amount_micro=amount_micro, cause=row.id, hold=row.hold, at_ms=now_ms,
+            )  # fmt: skip
+        else:
+            money.post(
+                tx, id=id, kind=kind, payer=paid.payee, payee=paid.payer,
+                amount_micro=amount_micro, cause=row.id, hold=None, at_ms=now_ms, overdraft=True,
+            )  # fmt: skip
+
+
 def _item(row: ReceiptRow) -> Settlement:
     return Settlement(
         request=row.request,
         attempt=row.attempt,
         total_micro=row.provider_micro + row.fee_micro,
+        countersigned=True,
     )
 
 

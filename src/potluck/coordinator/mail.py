@@ -69,7 +69,11 @@ class Mail:
         self.send(reply, envelope.encode(body))
 
     def send(self, subject: str, body: bytes) -> bool:
-        """A body under a fresh envelope. False: the bus is closed, or will not take it."""
+        """A body under a fresh envelope. False: the bus is closed, is not connected now, or will
+        not take it."""
+        if not self._bus.connected:
+            self.counters["unsent"] += 1
+            return False
         try:
             self._bus.publish(subject, self._stamp.seal(body))
         except BusClosedError:

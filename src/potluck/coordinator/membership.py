@@ -35,6 +35,9 @@ class Roster:
     def __init__(self) -> None:
         self.members: dict[NodeId, Member] = {}
         self.gateways: dict[GatewayId, GatewayRow] = {}
+        """Those that are told things: the ones heard of late."""
+        self.heard_ms: dict[GatewayId, int] = {}
+        """When each of them last spoke, by our monotonic clock."""
 
     def load(
         self, nodes_kept: Sequence[NodeRow], gateways: Sequence[GatewayRow], now_ms: int
@@ -42,6 +45,29 @@ class Roster:
         """What SQL kept. `now_ms` is monotonic."""
         self.members = {row.id: _member(row, now_ms) for row in nodes_kept}
         self.gateways = {row.id: row for row in gateways}
+        self.heard_ms = dict.fromkeys(self.gateways, now_ms)
+
+    def hear(self, gateway: GatewayId, now_ms: int) -> bool:
+        """It spoke. False: it must greet, so that we know it again."""
+        if gateway not in self.gateways:
+            return False
+        self.heard_ms[gateway] = now_ms
+        return True
+
+    def silent_gateways(self, now_ms: int) -> list[GatewayId]:
+        """Forgets gateways that are gone; those that may only be idle are to be asked."""
+        for gateway, heard_ms in list(self.heard_ms.items()):
+            if now_ms - heard_ms >= parameters.gateway_forgotten_ms:
+                del self.heard_ms[gateway], self.gateways[gateway]
+        return [
+            gateway
+            for gateway, heard_ms in self.heard_ms.items()
+            if now_ms - heard_ms >= parameters.gateway_asked_ms
+        ]
+
+    def know(self, row: GatewayRow, now_ms: int) -> None:
+        self.gateways[row.id] = row
+        self.heard_ms[row.id] = now_ms
 
     def admit(self, row: NodeRow, boot: BootId, now_ms: int) -> Member:
         known = self.members.get(row.id)
@@ -62,8 +88,7 @@ class Roster:
 def row_of_hello(hello: Hello, sender: NodeId, wall_ms: int) -> NodeRow | Refusal:
     if ids.node_id(hello.public_key) != sender:
         return Refusal.FORGED
-    letters = (hello.tier, hello.version, hello.name, hello.account)
-    if not hello.name or any(len(text) > parameters.name_letters_max for text in letters):
+    if not _plausible(hello):
         return Refusal.MALFORMED
     return NodeRow(
         id=sender,
@@ -80,6 +105,46 @@ def row_of_hello(hello: Hello, sender: NodeId, wall_ms: int) -> NodeRow | Refusa
         closed_ms=None,
         joined_ms=wall_ms,
     )
+
+
+def _plausible(hello: Hello) -> bool:
+    has = hello.inventory
+    kinds = [text for one in has.accelerators for text in (one.kind, one.name)]
+    letters = (
+        hello.tier, hello.version, hello.name, hello.account,
+        has.hostname, has.os, has.arch, has.cpu_model, *kinds,
+    )  # fmt: skip
+    numbers = (
+        has.cpu_cores, has.memory_bytes, has.disk_free_bytes,
+        *(one.memory_bytes for one in has.accelerators),
+    )  # fmt: skip
+    return (
+        bool(hello.name)
+        and len(has.accelerators) <= parameters.accelerators_max
+        and all(len(text) <= parameters.name_letters_max for text in letters)
+        and all(0 <= number <= parameters.report_number_max for number in numbers)
+    )
+
+
+def reported(heartbeat: Heartbeat) -> Heartbeat | None:
+    """What is kept of a heartbeat: long notes cut. None: it cannot be true, whatever it says."""
+    known, most = heartbeat.replicas, parameters.report_number_max
+    numbers = [
+        heartbeat.memory_free_bytes, heartbeat.disk_free_bytes, heartbeat.receipts_waiting,
+        *(one.slots for one in known), *(one.in_flight for one in known),
+        *(one.context_tokens for one in known), *(one.fetched_bytes for one in known),
+    ]  # fmt: skip
+    if len(known) > parameters.deployments_per_node_max or not (
+        0 <= heartbeat.cpu_percent <= most and -1 <= heartbeat.deploy_revision <= most
+    ):
+        return None
+    if not all(0 <= number <= most for number in numbers):
+        return None
+    if any(len(one.digest) > parameters.name_letters_max for one in known):
+        return None
+    for one in known:
+        one.detail = one.detail[: parameters.note_letters_max]
+    return heartbeat
 
 
 def join(tx: Tx, row: NodeRow) -> NodeRow | Refusal:

@@ -2,6 +2,7 @@
 
 from potluck.core import ledger
 from potluck.core.ids import AccountId, HoldId, TransferId
+from potluck.core.ledger import Balance
 from potluck.core.refusals import Refusal
 from potluck.ports.store import TransferKind, TransferRow, Tx
 
@@ -26,6 +27,29 @@ def post(
         )
     )  # fmt: skip
     return None
+
+
+def return_held(
+    tx: Tx, *, id: TransferId, kind: TransferKind, payer: AccountId, payee: AccountId,
+    amount_micro: int, cause: str, hold: HoldId, at_ms: int,
+) -> None:  # fmt: skip
+    """Phase two undone: `payer`, who was paid from an open hold, gives back into that hold."""
+    taken = tx.balances.get(payer)
+    if payer == payee:
+        pending_micro = taken.pending_micro + amount_micro
+        tx.balances.put(
+            payer, Balance(posted_micro=taken.posted_micro, pending_micro=pending_micro)
+        )
+    else:
+        given, taken = ledger.return_pending(tx.balances.get(payee), taken, amount_micro)
+        tx.balances.put(payee, given)
+        tx.balances.put(payer, taken)
+    tx.transfers.insert(
+        TransferRow(
+            id=id, kind=kind, payer=payer, payee=payee, amount_micro=amount_micro, cause=cause,
+            hold=hold, at_ms=at_ms,
+        )
+    )  # fmt: skip
 
 
 def post_held(

@@ -1,7 +1,8 @@
 """What a commit causes to be said, said after it: at once, and again after a crash in between.
 
-A row is removed only after its message was handed to the bus; told twice is harmless, since every
-message says by its ids what it is about.
+A row is removed only after its message was handed to the bus while that was connected, and it
+still is: what a connection took to its end may be lost, and is told again. Told twice is harmless,
+since every message says by its ids what it is about.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ class Outbox:
 
     async def _next_page(self) -> Sequence[OutboxRow]:
         """Removes what was told and reads what was not, in one transaction."""
-        told = self._told
+        told = self._told if self._mail.connected else []
         rows = await self._store.transact(lambda tx: _turn(tx, told))
         self._told = []
         return rows

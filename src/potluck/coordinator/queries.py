@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 import potluck
-from potluck.coordinator import audit, commands
+from potluck.coordinator import commands
 from potluck.coordinator.membership import Member
 from potluck.core import parameters
 from potluck.core.ids import AccountId, CoordinatorId, Digest, NodeId, ReceiptId
@@ -37,6 +37,8 @@ class Live:
     ready_of: Callable[[Digest], int]
     ready: int
     frozen: bool
+    books_balance: bool
+    """When last looked up."""
     now_ms: int
     """Monotonic."""
     wall_ms: int
@@ -50,13 +52,28 @@ def read(tx: Tx, query: Query, live: Live) -> Answer | None:
     """None: this database is not yet at the offset that is asked for."""
     offset = tx.events.last_offset()
     if offset < query.at_least_offset:
+        if query.at_least_offset > offset + parameters.offset_ahead_max:
+            message = f"the feed is at {offset}, and will not be there soon"
+            return Answer(Refusal.COORDINATOR_UNAVAILABLE, offset, b"", message)
         return None
     found = _READERS[query.what](tx, query.args, live)
     if isinstance(found, tuple):
         return Answer(refusal=found[0], offset=offset, data=b"", message=found[1])
-    if isinstance(found, list):
-        found = views.Page(data=found, offset=offset)
-    return Answer(refusal="", offset=offset, data=msgspec.json.encode(found))
+    data = _page(found, offset) if isinstance(found, list) else msgspec.json.encode(found)
+    return Answer(refusal="", offset=offset, data=data)
+
+
+def _page(rows: list[msgspec.Struct], offset: int) -> bytes:
+    """As many of the rows as one answer may carry."""
+    parts: list[msgspec.Raw] = []
+    size_bytes = 0
+    for row in rows:
+        part = msgspec.json.encode(row)
+        size_bytes += len(part)
+        if size_bytes > parameters.answer_bytes_max:
+            break
+        parts.append(msgspec.Raw(part))
+    return msgspec.json.encode(views.Page(data=parts, offset=offset))
 
 
 def _key(tx: Tx, args: dict[str, str], live: Live) -> queries.KeyRecord | No:
@@ -136,7 +153,7 @@ def _replica_view(report: ReplicaReport, manifest: Manifest | None) -> views.Rep
 
 def _models(tx: Tx, _args: dict[str, str], live: Live) -> list[views.ModelView]:
     wanted = sum(member.node.liveness != "dead" for member in live.members.values())
-    return [_model_view(row, live, wanted) for row in tx.deployments.list()]
+    return [_model_view(row, live, wanted) for row in tx.deployments.list() if not row.retired]
 
 
 def _model_view(row: DeploymentRow, live: Live, wanted: int) -> views.ModelView:
@@ -159,7 +176,7 @@ def _model_view(row: DeploymentRow, live: Live, wanted: int) -> views.ModelView:
 
 
 def _accounts(tx: Tx, _args: dict[str, str], _live: Live) -> list[views.AccountView]:
-    return [commands.account_view(tx, row) for row in tx.accounts.list()]
+    return [commands.account_view(tx, row) for row in tx.accounts.list(parameters.list_page_max)]
 
 
 def _account(tx: Tx, args: dict[str, str], _live: Live) -> views.AccountView | No:
@@ -173,7 +190,7 @@ def _keys(tx: Tx, args: dict[str, str], _live: Live) -> list[views.KeyView] | No
     account = _account_of(tx, args)
     if isinstance(account, tuple):
         return account
-    return [commands.key_view(row) for row in tx.keys.list(account)]
+    return [commands.key_view(row) for row in tx.keys.list(account, parameters.list_page_max)]
 
 
 def _receipt(tx: Tx, args: dict[str, str], live: Live) -> views.ReceiptView | No:
@@ -187,9 +204,7 @@ def _receipt_view(tx: Tx, row: ReceiptRow, live: Live) -> views.ReceiptView:
     said = words.receipt_decoder.decode(row.body)
     member = live.members.get(row.node)
     models = {one.digest: one.model for one in tx.deployments.list()}
-    countersigned = tx.countersignatures.get(row.request, row.attempt)
-    if countersigned is not None and countersigned.gateway != row.gateway:
-        countersigned = None
+    countersigned = tx.countersignatures.get(row.request, row.attempt, row.gateway)
     view = views.ReceiptView(
         id=row.id,
         request=row.request,
@@ -300,8 +315,9 @@ def _holds(tx: Tx, args: dict[str, str], _live: Live) -> list[views.HoldView] | 
     account = _account_of(tx, args)
     if isinstance(account, tuple):
         return account
-    accounts = [row.id for row in tx.accounts.list()] if account is None else [account]
-    return [_hold_view(row) for one in accounts for row in tx.holds.open_of(one)]
+    if account is None:
+        return [_hold_view(row) for row in tx.holds.list_open(parameters.list_page_max)]
+    return [_hold_view(row) for row in tx.holds.open_of(account)]
 
 
 def _hold_view(row: HoldRow) -> views.HoldView:
@@ -319,7 +335,7 @@ def _hold_view(row: HoldRow) -> views.HoldView:
 
 
 def _events(tx: Tx, args: dict[str, str], _live: Live) -> list[views.EventView]:
-    limit = min(_whole(args.get("limit", ""), 100), parameters.events_page_max)
+    limit = max(1, min(_whole(args.get("limit", ""), 100), parameters.events_page_max))
     return [
         views.EventView(
             offset=row.offset,
@@ -343,11 +359,11 @@ def _status(tx: Tx, _args: dict[str, str], live: Live) -> views.StatusView:
         nodes_dead=states.count("dead"),
         evictions_frozen=live.frozen,
         replicas_ready=live.ready,
-        accounts=len(tx.accounts.list()),
-        holds_open=tx.holds.count_open(),
+        accounts=tx.accounts.count(parameters.rows_counted_max),
+        holds_open=tx.holds.count_open(parameters.rows_counted_max),
         receipts=tx.receipts.count(),
         offset=tx.events.last_offset(),
-        books_balance=audit.books_balance(tx),
+        books_balance=live.books_balance,
     )
 
 

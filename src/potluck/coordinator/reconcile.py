@@ -14,10 +14,12 @@ from potluck.ports.store import DeploymentRow
 def wanted(deployments: Sequence[DeploymentRow]) -> Deploy:
     """Every model on every node. The revision grows with each change of any deployment."""
     return Deploy(
+        # Of the retired ones too: what nodes should no longer serve is news like any other.
         revision=max((row.revision for row in deployments), default=0),
         deployments=[
             Deployment(manifest=membership.manifest_decoder.decode(row.manifest), slots=row.slots)
             for row in deployments
+            if not row.retired
         ],
     )
 

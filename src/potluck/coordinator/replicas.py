@@ -11,6 +11,7 @@ from potluck.core import replicas
 from potluck.core.ids import BootId, Digest, NodeId
 from potluck.core.pricing import Price
 from potluck.core.replicas import Replica, Table
+from potluck.messages import membership
 from potluck.messages.membership import Heartbeat, Replicas, WireReplica
 from potluck.messages.serving import WirePrice
 from potluck.ports.store import DeploymentRow
@@ -68,24 +69,29 @@ class Publisher:
 
 def built(members: Iterable[Member], deployments: Sequence[DeploymentRow]) -> Mapping[Key, Replica]:
     """What is served now: reported, deployed, and on a node that is not dead."""
-    served = {row.digest: row for row in deployments}
+    known = {row.digest: row for row in deployments if not row.retired}
+    contexts = {
+        digest: membership.manifest_decoder.decode(row.manifest).context_tokens
+        for digest, row in known.items()
+    }
     table = {}
     for member in members:
         if member.node.liveness == "dead" or member.report is None:
             continue
         for report in member.report.replicas:
-            row = served.get(report.digest)
+            row = known.get(report.digest)
             if row is None:
                 continue
             replica = Replica(
                 node=member.row.id,
                 model=row.model,
                 digest=row.digest,
-                context_tokens=report.context_tokens,
-                slots=report.slots,
+                # What gateways reserve money by is ours to say: a node may offer less, never more.
+                context_tokens=min(report.context_tokens, contexts[row.digest]),
+                slots=min(report.slots, row.slots),
                 price=price_of(row),
                 liveness=member.node.liveness,
-                ready=report.state == "ready",
+                ready=report.state == "ready" and report.context_tokens > 0 and report.slots > 0,
             )
             table[replica.key] = replica
     return table

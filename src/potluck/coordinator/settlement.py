@@ -13,9 +13,10 @@ import msgspec
 
 from potluck.coordinator import events, money
 from potluck.core import grants, holds, merkle, parameters, receipts
+from potluck.core.holds import Hold
 from potluck.core.ids import POOL, AccountId, GatewayId, HoldId, NodeId, ReceiptId, TransferId
 from potluck.core.ids import receipt_id as name_of
-from potluck.core.pricing import Cost, Price
+from potluck.core.pricing import FREE, Cost, Price
 from potluck.core.receipts import Claim
 from potluck.core.refusals import Refusal
 from potluck.messages import envelope, subjects
@@ -52,6 +53,7 @@ class Outcome:
     total_micro: int
     gateway: GatewayId | None
     """Who is told; None where no grant of its was proven."""
+    countersigned: bool = False
 
 
 def prove(
@@ -59,16 +61,14 @@ def prove(
 ) -> Batch | Refusal:
     """Root and signature checked, receipts decoded."""
     leaves = batch.receipts
-    too_many = not 1 <= len(leaves) <= parameters.receipts_per_batch_max
-    if too_many or any(len(leaf) > parameters.receipt_bytes_max for leaf in leaves):
+    if not 1 <= len(leaves) <= parameters.receipts_per_batch_max:
         return Refusal.MALFORMED
+    root, paths = merkle.proofs(leaves)
     signed = words.RECEIPTS_DOMAIN + batch.root
-    if merkle.root(leaves) != batch.root or not verifier.verify(
-        public_key, batch.signature, signed
-    ):
+    if root != batch.root or not verifier.verify(public_key, batch.signature, signed):
         return Refusal.FORGED
     proven = []
-    for index, path in enumerate(merkle.paths(leaves)):
+    for index, path in enumerate(paths):
         try:
             receipt = words.receipt_decoder.decode(leaves[index])
         except msgspec.MsgspecError:
@@ -90,12 +90,18 @@ def singly(batch: Batch) -> list[Batch]:
 
 
 def settle(tx: Tx, batch: Batch, now_ms: int) -> list[Outcome]:
-    """In one transaction with the answers that it causes (`tell`)."""
-    return [_settle_one(tx, batch, proven, now_ms) for proven in batch.receipts]
+    """In one transaction with the answers that it causes (`tell`). What must wait is left out."""
+    sitting = _Sitting(tx, batch, now_ms)
+    found = [_settle_one(sitting, proven) for proven in batch.receipts]
+    for hold in sitting.drawn.values():
+        tx.holds.update(hold)
+    return [one for one in found if one is not None]
 
 
 def tell(tx: Tx, pool: str, sender: str, node: NodeId, outcomes: Sequence[Outcome]) -> None:
     """Into the outbox: the node's acknowledgement, and for each hold what its gateway must know."""
+    if not outcomes:
+        return
     ack = ReceiptsAck(
         accepted=[one.receipt.receipt for one in outcomes if not one.refusal],
         refused=[(one.receipt.receipt, one.refusal) for one in outcomes if one.refusal],
@@ -108,6 +114,7 @@ def tell(tx: Tx, pool: str, sender: str, node: NodeId, outcomes: Sequence[Outcom
                 request=one.receipt.request,
                 attempt=one.receipt.attempt,
                 total_micro=one.total_micro,
+                countersigned=one.countersigned,
             )
             settled.setdefault((one.gateway, one.receipt.hold), []).append(item)
     for (gateway, hold), items in settled.items():
@@ -115,101 +122,130 @@ def tell(tx: Tx, pool: str, sender: str, node: NodeId, outcomes: Sequence[Outcom
         tx.outbox.add(subjects.subject(pool, sender, "settled", gateway), body)
 
 
-def _settle_one(tx: Tx, batch: Batch, proven: Proven, now_ms: int) -> Outcome:
-    receipt = proven.receipt
-    if receipt.node != batch.node:
-        return _refuse(tx, batch, proven, Refusal.FORGED, None, now_ms)
-    if not _well_named(receipt):
-        return _refuse(tx, batch, proven, Refusal.MALFORMED, None, now_ms)
-    known = tx.receipts.get(receipt.receipt)
+class _Sitting:
+    """One batch in one transaction, and what its receipts have in common, looked up once."""
+
+    def __init__(self, tx: Tx, batch: Batch, now_ms: int) -> None:
+        self.tx = tx
+        self.batch = batch
+        self.now_ms = now_ms
+        self.drawn: dict[HoldId, Hold] = {}
+        """Holds as this batch leaves them, written at its end."""
+        self._rows: dict[HoldId, HoldRow | None] = {}
+        self._models: set[str] = set()
+        self._payee: AccountId | None = None
+
+    @property
+    def payee(self) -> AccountId:
+        if self._payee is None:
+            node = self.tx.nodes.get(self.batch.node)
+            assert node is not None, "only a node that said hello is listened to"
+            self._payee = node.account
+        return self._payee
+
+    def row(self, hold: HoldId) -> HoldRow | None:
+        if hold not in self._rows:
+            self._rows[hold] = self.tx.holds.get(hold)
+        return self._rows[hold]
+
+    def hold(self, row: HoldRow) -> Hold:
+        return self.drawn.get(row.hold.id, row.hold)
+
+    def waits(
+        self, claim: Claim, row: HoldRow, paid_before_micro: int, countersigned_micro: int | None
+    ) -> bool:
+        """While the hold lives, what it cannot cover is not judged: its node says it again, and
+        in the meantime a false claim on the hold may be corrected."""
+        short = receipts.short(
+            claim, self.hold(row), paid_before_micro=paid_before_micro,
+            countersigned_micro=countersigned_micro,
+        )  # fmt: skip
+        return short and self.now_ms < row.hold.expires_ms
+
+    def served(self, model: str) -> bool:
+        """Now or before: a receipt may come late. Its price is the one that its grant sealed."""
+        if not self._models:
+            self._models = {row.digest for row in self.tx.deployments.list()}
+        return model in self._models
+
+
+def _settle_one(sitting: _Sitting, proven: Proven) -> Outcome | None:
+    tx, receipt = sitting.tx, proven.receipt
+    if receipt.node != sitting.batch.node:
+        return _refuse(sitting, proven, Refusal.FORGED, None)
+    if not _well_named(receipt) or len(proven.body) > parameters.receipt_bytes_max:
+        return _refuse(sitting, proven, Refusal.MALFORMED, None)
+    count, paid_before_micro = tx.receipts.paid_of(receipt.request)
+    known = tx.receipts.get(receipt.receipt) if count else None
     if known is not None and known.body == proven.body:
-        return _again(known, receipt)
-    hold = tx.holds.get(receipt.hold)
-    sealed = hold is not None and _sealed(hold, receipt)
+        return _again(tx, known, receipt)
+    row = sitting.row(receipt.hold)
+    price = price_of(receipt)
+    bound = row if row is not None and _sealed(row, receipt, price) else None
     if known is not None:
-        return _refuse(tx, batch, proven, Refusal.ID_REUSED, None, now_ms)
-    verdict = _judge(tx, batch, receipt, hold, sealed)
-    if isinstance(verdict, Refusal):
-        return _refuse(tx, batch, proven, verdict, hold if sealed else None, now_ms)
-    assert hold is not None
-    _pay(tx, batch, receipt, hold, verdict, now_ms)
-    _compare(tx, receipt, now_ms)
-    tx.receipts.insert(_row(batch, proven, receipt.receipt, hold.hold.account, verdict, "", now_ms))
-    return Outcome(
-        receipt=receipt, refusal="", total_micro=verdict.total_micro, gateway=hold.hold.gateway
-    )
-
-
-def _judge(
-    tx: Tx, batch: Batch, receipt: Receipt, hold: HoldRow | None, sealed: bool
-) -> Cost | Refusal:
-    before = tx.receipts.of_request(receipt.request)
+        return _refuse(sitting, proven, Refusal.ID_REUSED, None)
+    said = tx.countersignatures.get(receipt.request, receipt.attempt, receipt.gateway)
+    claim = _claim(receipt, price)
     verdict = receipts.judge(
-        _claim(receipt),
-        sender=batch.node,
-        hold=None if hold is None else hold.hold,
-        seal_ok=sealed or hold is None,
-        paid_before_micro=sum(row.provider_micro + row.fee_micro for row in before),
-        countersigned_micro=_countersigned_micro(tx, receipt),
+        claim,
+        sender=sitting.batch.node,
+        hold=None if row is None else sitting.hold(row),
+        seal_ok=bound is not None or row is None,
+        paid_before_micro=paid_before_micro,
+        countersigned_micro=None if said is None else said.total_micro,
     )
-    return verdict if isinstance(verdict, Refusal) else _at_our_price(tx, receipt) or verdict
+    if not isinstance(verdict, Refusal) and not sitting.served(receipt.model):
+        verdict = Refusal.DIGEST_MISMATCH
+    if isinstance(verdict, Refusal):
+        return _refuse(sitting, proven, verdict, bound)
+    assert bound is not None
+    if sitting.waits(claim, bound, paid_before_micro, None if said is None else said.total_micro):
+        return None
+    _pay(sitting, receipt, bound, verdict)
+    if said is not None:
+        _compare(sitting, receipt, claim.claimed.total_micro, said.total_micro)
+    tx.receipts.insert(
+        _row(sitting, proven, receipt.receipt, bound.hold.account, verdict, refusal="")
+    )
+    return Outcome(
+        receipt=receipt,
+        refusal="",
+        total_micro=verdict.total_micro,
+        gateway=bound.hold.gateway,
+        countersigned=said is not None,
+    )
 
 
-def _countersigned_micro(tx: Tx, receipt: Receipt) -> int | None:
-    row = tx.countersignatures.get(receipt.request, receipt.attempt)
-    return row.total_micro if row is not None and row.gateway == receipt.gateway else None
-
-
-def _compare(tx: Tx, receipt: Receipt, now_ms: int) -> None:
+def _compare(
+    sitting: _Sitting, receipt: Receipt, claimed_micro: int, countersigned_micro: int
+) -> None:
     """An event if the gateway said before that it delivered less than this claims."""
-    countersigned_micro = _countersigned_micro(tx, receipt)
-    claimed_micro = receipt.provider_micro + receipt.fee_micro
-    if countersigned_micro is not None and countersigned_micro < claimed_micro:
+    if countersigned_micro < claimed_micro:
         events.record(
-            tx, now_ms, "receipts_differ", receipt.receipt,
+            sitting.tx, sitting.now_ms, "receipts_differ", receipt.receipt,
             claimed_micro=claimed_micro, countersigned_micro=countersigned_micro,
         )  # fmt: skip
 
 
-def _at_our_price(tx: Tx, receipt: Receipt) -> Refusal | None:
-    served = [row for row in tx.deployments.list() if row.digest == receipt.model]
-    if not served:
-        return Refusal.DIGEST_MISMATCH
-    price = receipt.price
-    asked = (price.input_micro_per_mtok, price.output_micro_per_mtok, price.fee_basis_points)
-    ours = [
-        (row.input_micro_per_mtok, row.output_micro_per_mtok, row.fee_basis_points)
-        for row in served
-    ]
-    return None if asked in ours else Refusal.PRICE_MISMATCH
-
-
-def _pay(tx: Tx, batch: Batch, receipt: Receipt, hold: HoldRow, cost: Cost, now_ms: int) -> None:
-    node = tx.nodes.get(batch.node)
-    assert node is not None, "only a node that said hello is listened to"
-    after = holds.settle(hold.hold, cost.total_micro)
+def _pay(sitting: _Sitting, receipt: Receipt, row: HoldRow, cost: Cost) -> None:
+    tx, hold, now_ms = sitting.tx, sitting.hold(row), sitting.now_ms
+    after = holds.settle(hold, cost.total_micro)
     assert not isinstance(after, Refusal), "the judge keeps within the hold"
-    tx.holds.update(after)
+    sitting.drawn[hold.id] = after
     parts: tuple[tuple[TransferKind, AccountId, int], ...] = (
-        ("usage", node.account, cost.provider_micro),
+        ("usage", sitting.payee, cost.provider_micro),
         ("fee", POOL, cost.fee_micro),
     )
     for kind, payee, amount_micro in parts:
         if amount_micro:
             money.post_held(
-                tx,
-                id=transfer_id(receipt.receipt, kind),
-                kind=kind,
-                payer=hold.hold.account,
-                payee=payee,
-                amount_micro=amount_micro,
-                cause=receipt.receipt,
-                hold=hold.hold.id,
+                tx, id=transfer_id(receipt.receipt, kind), kind=kind, payer=hold.account,
+                payee=payee, amount_micro=amount_micro, cause=receipt.receipt, hold=hold.id,
                 at_ms=now_ms,
-            )
+            )  # fmt: skip
     events.record(
         tx, now_ms, "receipt_settled", receipt.receipt,
-        account=hold.hold.account, node=batch.node, total_micro=cost.total_micro,
+        account=hold.account, node=sitting.batch.node, total_micro=cost.total_micro,
     )  # fmt: skip
 
 
@@ -218,32 +254,41 @@ def transfer_id(receipt: ReceiptId, kind: str) -> TransferId:
     return TransferId(f"tr_{receipt.removeprefix('rcp_')}_{kind}")
 
 
-def _again(known: ReceiptRow, receipt: Receipt) -> Outcome:
+def _again(tx: Tx, known: ReceiptRow, receipt: Receipt) -> Outcome:
+    said = tx.countersignatures.get(known.request, known.attempt, known.gateway)
     return Outcome(
         receipt=receipt,
         refusal=known.refusal,
         total_micro=known.provider_micro + known.fee_micro,
         gateway=known.gateway,
+        countersigned=said is not None,
     )
 
 
-def _refuse(
-    tx: Tx, batch: Batch, proven: Proven, refusal: Refusal, bound: HoldRow | None, now_ms: int
-) -> Outcome:
+def _refuse(sitting: _Sitting, proven: Proven, refusal: Refusal, bound: HoldRow | None) -> Outcome:
     """`bound`: the hold whose seal proves that the work was given to this node."""
-    account = None if bound is None else bound.hold.account
-    receipt = proven.receipt
-    kept_as = receipt.receipt if bound is not None else evidence_id(batch.node, proven.body)
-    if tx.receipts.get(kept_as) is None:
-        cost = Cost(provider_micro=0, fee_micro=0)
-        tx.receipts.insert(_row(batch, proven, kept_as, account, cost, refusal, now_ms))
-        events.record(tx, now_ms, "receipt_refused", kept_as, node=batch.node, refusal=str(refusal))
+    _keep_evidence(sitting, proven, refusal, bound)
     return Outcome(
-        receipt=receipt,
+        receipt=proven.receipt,
         refusal=refusal,
         total_micro=0,
         gateway=None if bound is None else bound.hold.gateway,
     )
+
+
+def _keep_evidence(
+    sitting: _Sitting, proven: Proven, refusal: Refusal, bound: HoldRow | None
+) -> None:
+    """Up to a number for each node: nobody fills our disk with what he is refused for."""
+    tx, node = sitting.tx, sitting.batch.node
+    kept_as = proven.receipt.receipt if bound is not None else evidence_id(node, proven.body)
+    if len(proven.body) > parameters.receipt_bytes_max or tx.receipts.get(kept_as) is not None:
+        return
+    if tx.receipts.refused_of(node) >= parameters.evidence_per_node_max:
+        return
+    account = None if bound is None else bound.hold.account
+    tx.receipts.insert(_row(sitting, proven, kept_as, account, FREE, refusal))
+    events.record(tx, sitting.now_ms, "receipt_refused", kept_as, node=node, refusal=str(refusal))
 
 
 def evidence_id(node: NodeId, body: bytes) -> ReceiptId:
@@ -252,10 +297,10 @@ def evidence_id(node: NodeId, body: bytes) -> ReceiptId:
 
 
 def _row(
-    batch: Batch, proven: Proven, kept_as: ReceiptId, account: AccountId | None, cost: Cost,
-    refusal: str, now_ms: int,
+    sitting: _Sitting, proven: Proven, kept_as: ReceiptId, account: AccountId | None, cost: Cost,
+    refusal: str,
 ) -> ReceiptRow:  # fmt: skip
-    receipt = proven.receipt
+    receipt, batch = proven.receipt, sitting.batch
     return ReceiptRow(
         id=kept_as,
         request=receipt.request,
@@ -272,7 +317,7 @@ def _row(
         provider_micro=cost.provider_micro,
         fee_micro=cost.fee_micro,
         refusal=refusal,
-        at_ms=now_ms,
+        at_ms=sitting.now_ms,
     )
 
 
@@ -285,7 +330,7 @@ def _well_named(receipt: Receipt) -> bool:
     )
 
 
-def _sealed(hold: HoldRow, receipt: Receipt) -> bool:
+def _sealed(hold: HoldRow, receipt: Receipt, price: Price) -> bool:
     expected = grants.seal(
         hold.grant_key,
         request=receipt.request,
@@ -295,12 +340,12 @@ def _sealed(hold: HoldRow, receipt: Receipt) -> bool:
         boot=receipt.boot,
         max_micro=receipt.max_micro,
         bill_prompt=receipt.bill_prompt,
-        price=_price(receipt),
+        price=price,
     )
     return receipt.gateway == hold.hold.gateway and grants.sealed(receipt.seal, expected)
 
 
-def _price(receipt: Receipt) -> Price:
+def price_of(receipt: Receipt) -> Price:
     price = receipt.price
     return Price(
         input_micro_per_mtok=price.input_micro_per_mtok,
@@ -309,7 +354,7 @@ def _price(receipt: Receipt) -> Price:
     )
 
 
-def _claim(receipt: Receipt) -> Claim:
+def _claim(receipt: Receipt, price: Price) -> Claim:
     return Claim(
         request=receipt.request,
         attempt=receipt.attempt,
@@ -318,7 +363,7 @@ def _claim(receipt: Receipt) -> Claim:
         boot=receipt.boot,
         max_micro=receipt.max_micro,
         bill_prompt=receipt.bill_prompt,
-        price=_price(receipt),
+        price=price,
         prompt_tokens=receipt.prompt_tokens,
         completion_tokens=receipt.completion_tokens,
         claimed=Cost(provider_micro=receipt.provider_micro, fee_micro=receipt.fee_micro),

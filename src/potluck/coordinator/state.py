@@ -31,5 +31,7 @@ class State:
     deployments: Sequence[DeploymentRow] = ()
     deploy: Deploy = field(default_factory=lambda: Deploy(revision=0, deployments=[]))
     """The same, as nodes are told."""
+    books_balance: bool = True
+    """When last looked up; `status` shows it."""
     outbox_full: asyncio.Event = field(default_factory=asyncio.Event)
     """Something was recorded that must be told."""

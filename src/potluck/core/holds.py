@@ -52,6 +52,14 @@ def settle(hold: Hold, amount_micro: int) -> Hold | Refusal:
     return replace(hold, settled_micro=hold.settled_micro + amount_micro)
 
 
+def unsettle(hold: Hold, amount_micro: int) -> Hold | Refusal:
+    """A correction while the hold is open: what was paid too much can be drawn on again."""
+    assert 0 <= amount_micro <= hold.settled_micro
+    if hold.state != "open":
+        return Refusal.HOLD_VOIDED
+    return replace(hold, settled_micro=hold.settled_micro - amount_micro)
+
+
 def lapsed(hold: Hold, now_ms: int) -> bool:
     """Whether life and grace are over, so that no honest receipt can still be under way."""
     return hold.state == "open" and now_ms >= hold.expires_ms + parameters.hold_grace_ms

@@ -46,6 +46,18 @@ def post_pending(payer: Balance, payee: Balance, amount_micro: int) -> tuple[Bal
     )
 
 
+def return_pending(payer: Balance, payee: Balance, amount_micro: int) -> tuple[Balance, Balance]:
+    """Phase two undone: the payee, even overdrawn, gives back, and the payer has it set aside."""
+    assert amount_micro >= 0
+    return (
+        Balance(
+            posted_micro=payer.posted_micro + amount_micro,
+            pending_micro=payer.pending_micro + amount_micro,
+        ),
+        replace(payee, posted_micro=payee.posted_micro - amount_micro),
+    )
+
+
 def post(
     payer: Balance, payee: Balance, amount_micro: int, *, overdraft: bool = False
 ) -> tuple[Balance, Balance] | Refusal:

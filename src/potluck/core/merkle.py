@@ -27,6 +27,11 @@ def paths(leaves: Sequence[bytes]) -> list[list[bytes]]:
     return _paths([leaf_hash(leaf) for leaf in leaves])[1] if leaves else []
 
 
+def proofs(leaves: Sequence[bytes]) -> tuple[bytes, list[list[bytes]]]:
+    """`root` and `paths` in one go."""
+    return _paths([leaf_hash(leaf) for leaf in leaves]) if leaves else (EMPTY_ROOT, [])
+
+
 def included(leaf: bytes, index: int, size: int, path: Sequence[bytes], top: bytes) -> bool:
     """Whether `leaf` is number `index` of `size` under the root `top` (RFC 9162, 2.1.3.2)."""
     if not 0 <= index < size:

@@ -111,6 +111,8 @@ evidence_per_node_max: Final = 1_000
 """Refused receipts of one node that are kept; more are only counted."""
 heartbeat_bytes_max: Final = 256 * 1024
 accelerators_max: Final = 64
+report_number_max: Final = 2**53
+"""Bytes, slots, tokens: beyond this no node says the truth, and JSON no whole numbers."""
 answer_bytes_max: Final = 4 * 1024 * 1024
 """A list is cut to what fits into so many bytes."""
 rows_counted_max: Final = 10_000

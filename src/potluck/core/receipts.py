@@ -65,6 +65,20 @@ def judge(
     return pricing.capped(claim.claimed, max(0, limit_micro), claim.price)
 
 
+def short(
+    claim: Claim, hold: Hold, *, paid_before_micro: int, countersigned_micro: int | None
+) -> bool:
+    """Whether only the hold keeps this from its due.
+
+    A gateway grants no more than a hold has: somebody else's claim took it, and a correction may
+    still bring it back.
+    """
+    due_micro = min(claim.claimed.total_micro, claim.max_micro - paid_before_micro)
+    if countersigned_micro is not None:
+        due_micro = min(due_micro, countersigned_micro)
+    return hold.rest_micro < due_micro
+
+
 def due_for(price: Price, prompt_tokens: int, completion_tokens: int, *, bill_prompt: bool) -> Cost:
     """The bill of one attempt. Nothing shown, nothing paid: the prompt alone is never billed."""
     if completion_tokens == 0:

@@ -6,7 +6,7 @@ commit; the messages leave afterwards (`outbox`).
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Final, Literal, Protocol, TypeVar
 
 from potluck.core.holds import Hold
 from potluck.core.ids import (
@@ -25,6 +25,8 @@ from potluck.core.ledger import Balance
 from potluck.core.nodes import Liveness
 
 ResultT = TypeVar("ResultT")
+ROWS_ALL: Final = 2**62
+"""No limit."""
 TransferKind = Literal["starting_credit", "deposit", "usage", "fee", "correction", "fee_correction"]
 
 
@@ -151,8 +153,8 @@ class GatewayRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentRow:
-    model: str
     digest: Digest
+    model: str
     manifest: bytes
     """MessagePack of messages.membership.Manifest."""
     slots: int
@@ -160,6 +162,8 @@ class DeploymentRow:
     output_micro_per_mtok: int
     fee_basis_points: int
     revision: int
+    retired: bool = False
+    """Served no more; kept, because receipts name it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +187,8 @@ class Accounts(Protocol):
     def get(self, account: AccountId) -> AccountRow | None: ...
     def by_name(self, name: str) -> AccountRow | None: ...
     def insert(self, row: AccountRow) -> None: ...
-    def list(self) -> Sequence[AccountRow]: ...
+    def list(self, limit: int = ROWS_ALL) -> Sequence[AccountRow]: ...
+    def count(self, limit: int) -> int: ...
 
 
 class Keys(Protocol):
@@ -191,7 +196,17 @@ class Keys(Protocol):
     def get(self, key: KeyId) -> KeyRow | None: ...
     def insert(self, row: KeyRow) -> None: ...
     def revoke(self, key: KeyId, at_ms: int) -> None: ...
-    def list(self, account: AccountId | None = None) -> Sequence[KeyRow]: ...
+    def list(self, account: AccountId | None = None, limit: int = ROWS_ALL) -> Sequence[KeyRow]:
+        """Newest first."""
+
+    def live_of(self, account: AccountId, now_ms: int) -> int:
+        """How many of its keys are valid."""
+
+    def lasting_admins(self) -> int:
+        """Valid keys with the right to administer that never expire."""
+
+    def forget_dead_of(self, account: AccountId, now_ms: int, keep: int) -> None:
+        """Removes the oldest revoked or expired keys of the account, but for the last `keep`."""
 
 
 class Balances(Protocol):
@@ -224,13 +239,20 @@ class Holds(Protocol):
         """Writes settled amount, expiry and state; the rest never changes."""
 
     def open_of(self, account: AccountId) -> Sequence[HoldRow]: ...
+    def list_open(self, limit: int) -> Sequence[HoldRow]: ...
+    def postpone(self, by_ms: int) -> None:
+        """Every open hold ends so much later."""
+
+    def settled(self) -> Sequence[Hold]:
+        """Every hold that ever was, open or voided."""
+
     def open_until(self, expires_ms_max: int, limit: int) -> Sequence[HoldRow]:
         """Open holds whose life ended at or before this moment, oldest first."""
 
     def pending_sums(self) -> Sequence[tuple[AccountId, int]]:
         """For each account what its open holds set aside and have not settled."""
 
-    def count_open(self) -> int: ...
+    def count_open(self, limit: int = ROWS_ALL) -> int: ...
 
 
 class Receipts(Protocol):
@@ -239,6 +261,14 @@ class Receipts(Protocol):
     def get(self, receipt: ReceiptId) -> ReceiptRow | None: ...
     def insert(self, row: ReceiptRow) -> None: ...
     def of_request(self, request: RequestId) -> Sequence[ReceiptRow]: ...
+    def paid_of(self, request: RequestId) -> tuple[int, int]:
+        """How many receipts of this request are known, and what they were paid in all."""
+
+    def settled_sums(self) -> Sequence[tuple[HoldId, int]]:
+        """For each hold what is settled by its receipts, corrections included."""
+
+    def refused_of(self, node: NodeId) -> int:
+        """How many refused receipts of this node are kept."""
     def correct(self, receipt: ReceiptId, provider_micro: int, fee_micro: int) -> None: ...
     def count(self) -> int: ...
     def list(self, account: AccountId | None = None, limit: int = 100) -> Sequence[ReceiptRow]:
@@ -246,7 +276,9 @@ class Receipts(Protocol):
 
 
 class Countersignatures(Protocol):
-    def get(self, request: RequestId, attempt: int) -> CountersignatureRow | None: ...
+    def get(
+        self, request: RequestId, attempt: int, gateway: GatewayId
+    ) -> CountersignatureRow | None: ...
     def insert(self, row: CountersignatureRow) -> None: ...
 
 
@@ -263,7 +295,7 @@ class Gateways(Protocol):
 
 
 class Deployments(Protocol):
-    def get(self, model: str) -> DeploymentRow | None: ...
+    def get(self, digest: Digest) -> DeploymentRow | None: ...
     def put(self, row: DeploymentRow) -> None: ...
     def list(self) -> Sequence[DeploymentRow]: ...
 
@@ -283,6 +315,7 @@ class Commands(Protocol):
         """(SHA-256 of the body, the answer's bytes)."""
 
     def insert(self, command: str, body_hash: bytes, answer: bytes, at_ms: int) -> None: ...
+    def prune(self, before_ms: int, limit: int) -> None: ...
 
 
 class Outbox(Protocol):

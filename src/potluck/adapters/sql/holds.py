@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from potluck.core.holds import Hold
 from potluck.core.ids import AccountId, HoldId
-from potluck.ports.store import HoldRow
+from potluck.ports.store import ROWS_ALL, HoldRow
 
 _COLUMNS: Final = (
     "id, account, gateway, boot, amount_micro, settled_micro, expires_ms, state, "
@@ -24,7 +24,9 @@ _PENDING: Final = (
     "SELECT account, sum(amount_micro - settled_micro) FROM holds WHERE state = 'open' "
     "GROUP BY account ORDER BY account"
 )
-_COUNT: Final = "SELECT count(*) FROM holds WHERE state = 'open'"
+_COUNT: Final = "SELECT count(*) FROM (SELECT 1 FROM holds WHERE state = 'open' LIMIT ?)"
+_LIST_OPEN: Final = _SELECT + " WHERE state = 'open' ORDER BY expires_ms, id LIMIT ?"
+_POSTPONE: Final = "UPDATE holds SET expires_ms = expires_ms + ? WHERE state = 'open'"
 
 
 class SqlHolds:
@@ -61,8 +63,17 @@ class SqlHolds:
     def pending_sums(self) -> Sequence[tuple[AccountId, int]]:
         return [(AccountId(account), rest) for account, rest in self._connection.execute(_PENDING)]
 
-    def count_open(self) -> int:
-        return int(self._connection.execute(_COUNT).fetchone()[0])
+    def count_open(self, limit: int = ROWS_ALL) -> int:
+        return int(self._connection.execute(_COUNT, (limit,)).fetchone()[0])
+
+    def list_open(self, limit: int) -> Sequence[HoldRow]:
+        return [_made(found) for found in self._connection.execute(_LIST_OPEN, (limit,))]
+
+    def postpone(self, by_ms: int) -> None:
+        self._connection.execute(_POSTPONE, (by_ms,))
+
+    def settled(self) -> Sequence[Hold]:
+        return [_made(found).hold for found in self._connection.execute(_SELECT)]
 
 
 def _made(found: tuple[Any, ...]) -> HoldRow:

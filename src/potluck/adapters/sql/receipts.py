@@ -5,16 +5,26 @@ from collections.abc import Sequence
 from typing import Final
 
 from potluck.adapters.sql.rows import Shape
-from potluck.core.ids import AccountId, ReceiptId, RequestId
+from potluck.core.ids import AccountId, HoldId, NodeId, ReceiptId, RequestId
 from potluck.ports.store import ReceiptRow
 
 _shape: Final = Shape("receipts", ReceiptRow)
 _GET: Final = _shape.select + " WHERE id = ?"
 _OF_REQUEST: Final = _shape.select + " WHERE request = ? ORDER BY attempt, id"
-_LIST: Final = _shape.select + " ORDER BY at_ms DESC, id DESC LIMIT ?"
-_LIST_OF: Final = _shape.select + " WHERE account = ? ORDER BY at_ms DESC, id DESC LIMIT ?"
+# By row within a moment, as the indexes have them: nothing is sorted.
+_LIST: Final = _shape.select + " ORDER BY at_ms DESC, rowid DESC LIMIT ?"
+_LIST_OF: Final = _shape.select + " WHERE account = ? ORDER BY at_ms DESC, rowid DESC LIMIT ?"
 _CORRECT: Final = "UPDATE receipts SET provider_micro = ?, fee_micro = ? WHERE id = ?"
-_COUNT: Final = "SELECT count(*) FROM receipts"
+# None is ever removed, so the last row's number is how many there are.
+_COUNT: Final = "SELECT coalesce(max(rowid), 0) FROM receipts"
+_PAID_OF: Final = (
+    "SELECT count(*), coalesce(sum(provider_micro + fee_micro), 0) FROM receipts WHERE request = ?"
+)
+_SETTLED_SUMS: Final = (
+    "SELECT hold, sum(provider_micro + fee_micro) FROM receipts WHERE refusal = '' "
+    "GROUP BY hold ORDER BY hold"
+)
+_REFUSED_OF: Final = "SELECT count(*) FROM receipts WHERE node = ? AND refusal != ''"
 
 
 class SqlReceipts:
@@ -32,6 +42,16 @@ class SqlReceipts:
 
     def correct(self, receipt: ReceiptId, provider_micro: int, fee_micro: int) -> None:
         self._connection.execute(_CORRECT, (provider_micro, fee_micro, receipt))
+
+    def paid_of(self, request: RequestId) -> tuple[int, int]:
+        count, paid_micro = self._connection.execute(_PAID_OF, (request,)).fetchone()
+        return int(count), int(paid_micro)
+
+    def settled_sums(self) -> Sequence[tuple[HoldId, int]]:
+        return [(HoldId(hold), sum_) for hold, sum_ in self._connection.execute(_SETTLED_SUMS)]
+
+    def refused_of(self, node: NodeId) -> int:
+        return int(self._connection.execute(_REFUSED_OF, (node,)).fetchone()[0])
 
     def count(self) -> int:
         return int(self._connection.execute(_COUNT).fetchone()[0])

@@ -36,4 +36,4 @@ class Shape(Generic[RowT]):
         return [self.made(found) for found in connection.execute(statement, values)]
 
     def made(self, found: Sequence[object]) -> RowT:
-        return self._row_type(**dict(zip(self._names, found, strict=True)))
+        return self._row_type(**dict(zip(self._names, found, strict=False)))

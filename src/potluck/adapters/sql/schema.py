@@ -19,6 +19,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
@@ -167,6 +168,7 @@ receipts = Table(
     Index(None, "request"),
     Index(None, "account", "at_ms"),
     Index(None, "at_ms"),
+    Index("ix_receipts_refused", "node", "at_ms", sqlite_where=text("refusal != ''")),
     **_BY_ROW,
 )
 countersignatures = Table(
@@ -174,7 +176,7 @@ countersignatures = Table(
     metadata,
     _id("request"),
     Column("attempt", _Whole, primary_key=True, nullable=False, autoincrement=False),
-    _text("gateway"),
+    _id("gateway"),
     _whole("delivered_tokens"),
     _whole("total_micro"),
     _blob("body"),
@@ -217,19 +219,21 @@ gateways = Table(
 deployments = Table(
     "deployments",
     metadata,
-    _id("model"),
-    _text("digest"),
+    _id("digest"),
+    _text("model"),
     _blob("manifest"),
     _whole("slots"),
     _whole("input_micro_per_mtok"),
     _whole("output_micro_per_mtok"),
     _whole("fee_basis_points"),
     _whole("revision"),
+    _whole("retired"),
     CheckConstraint("slots > 0", name="slots"),
     CheckConstraint(
         "input_micro_per_mtok >= 0 AND output_micro_per_mtok >= 0 AND fee_basis_points >= 0",
         name="prices",
     ),
+    _flag("retired"),
     **_BY_ID,
 )
 events = Table(
@@ -249,6 +253,7 @@ commands = Table(
     _blob("body_hash"),
     _blob("answer"),
     _whole("at_ms"),
+    Index(None, "at_ms"),
     **_BY_ID,
 )
 outbox = Table(

@@ -27,6 +27,10 @@ from potluck.ports.store import StoreFullError, StoreUnavailableError, Tx
 Work = Callable[[Tx], Any]
 
 
+class BrokenError(Exception):
+    """The connection cannot even be rolled back: nothing more can be told from it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     error: BaseException
@@ -61,19 +65,20 @@ class Groups:
     def run(self, works: Sequence[Work]) -> list[Any]:
         """For each work its result, or `Failed`; durable when this returns.
 
-        A constraint that fails only at the group's end cannot be laid at one item's door: then
-        each is run again alone.
+        What fails only at the group's end (a constraint, a number too large for SQL) cannot be
+        laid at one item's door: then each is run again alone. Raises `BrokenError`.
         """
         outcomes = self._group(works)
         if isinstance(outcomes, list):
             return outcomes
-        if isinstance(outcomes, sqlite3.IntegrityError):
-            if len(works) == 1:
-                return [Failed(outcomes)]
-            return [self.run([work])[0] for work in works]
-        return [Failed(_told(outcomes))] * len(works)
+        theirs = isinstance(outcomes, sqlite3.IntegrityError)
+        if isinstance(outcomes, sqlite3.Error) and not theirs:
+            return [Failed(_told(outcomes))] * len(works)
+        if len(works) == 1:
+            return [Failed(outcomes)]
+        return [self.run([work])[0] for work in works]
 
-    def _group(self, works: Sequence[Work]) -> list[Any] | sqlite3.Error:
+    def _group(self, works: Sequence[Work]) -> list[Any] | Exception:
         tx = self._tx
         try:
             self._connection.execute("BEGIN IMMEDIATE")
@@ -81,7 +86,7 @@ class Groups:
             tx.balances.write()
             tx.transfers.write()
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except Exception as error:
             self._roll_back()
             return error
         finally:
@@ -109,8 +114,11 @@ class Groups:
         return outcome
 
     def _roll_back(self) -> None:
-        if self._connection.in_transaction:
-            self._connection.execute("ROLLBACK")
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            raise BrokenError(str(error)) from error
 
 
 def _told(error: sqlite3.Error) -> Exception:

@@ -15,13 +15,19 @@ from potluck.ports.store import TransferRow
 _shape: Final = Shape("transfers", TransferRow)
 _GET: Final = _shape.select + " WHERE id = ?"
 _BY_CAUSE: Final = _shape.select + " WHERE cause = ? ORDER BY at_ms, id"
-_LIST: Final = _shape.select + " WHERE at_ms < ? ORDER BY at_ms DESC, id DESC LIMIT ?"
-_LIST_OF: Final = (
-    _shape.select
-    + " WHERE payer = ? AND at_ms < ? UNION "
-    + _shape.select
-    + " WHERE payee = ? AND at_ms < ? ORDER BY at_ms DESC, id DESC LIMIT ?"
+_LIST: Final = _shape.select + " WHERE rowid <= ? AND at_ms < ? ORDER BY rowid DESC LIMIT ?"
+_PART: Final = (
+    "SELECT * FROM (SELECT rowid AS place, * FROM transfers WHERE {} AND at_ms < ? "
+    "ORDER BY at_ms DESC, rowid DESC LIMIT ?)"
 )
+# Each part ends at the limit by its own index; what was never read is never sorted.
+_LIST_OF: Final = (
+    _shape.select.replace(" FROM transfers", f" FROM ({_PART.format('payer = ?')} UNION ALL ")
+    + _PART.format("payee = ? AND payer != payee")
+    + ") ORDER BY at_ms DESC, place DESC LIMIT ?"
+)
+_LAST: Final = "SELECT coalesce(max(rowid), 0) FROM transfers"
+_MOMENT: Final = "SELECT at_ms FROM transfers WHERE rowid = ?"
 _SUMS: Final = (
     "SELECT account, sum(amount_micro) FROM ("
     "SELECT payee AS account, amount_micro FROM transfers UNION ALL "
@@ -57,9 +63,24 @@ class SqlTransfers:
         self.write()
         until_ms = _END_OF_TIME_MS if before_ms is None else before_ms
         if account is None:
-            return _shape.many(self._connection, _LIST, (until_ms, limit))
-        values = (account, until_ms, account, until_ms, limit)
-        return _shape.many(self._connection, _LIST_OF, values)
+            last = self._last_before(until_ms)
+            return _shape.many(self._connection, _LIST, (last, until_ms, limit))
+        part = (account, until_ms, limit)
+        return _shape.many(self._connection, _LIST_OF, (*part, *part, limit))
+
+    def _last_before(self, until_ms: int) -> int:
+        """The last row of an earlier moment, found by halving: moments grow with rows, since both
+        are given at the commit. Where the wall clock was set back, a page may begin too early."""
+        low, high = 0, int(self._connection.execute(_LAST).fetchone()[0])
+        if until_ms == _END_OF_TIME_MS:
+            return high
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._connection.execute(_MOMENT, (middle,)).fetchone()[0] < until_ms:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
     def sums(self) -> Sequence[tuple[AccountId, int]]:
         self.write()

@@ -50,6 +50,7 @@ def upgrade() -> None:
         sqlite_strict=True,
         sqlite_with_rowid=False,
     )
+    op.create_index(op.f("ix_commands_at_ms"), "commands", ["at_ms"], unique=False)
     op.create_table(
         "countersignatures",
         sa.Column("request", sa.Text(), nullable=False),
@@ -75,14 +76,14 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "delivered_tokens >= 0 AND total_micro >= 0", name=op.f("ck_countersignatures_amounts")
         ),
-        sa.PrimaryKeyConstraint("request", "attempt", name=op.f("pk_countersignatures")),
+        sa.PrimaryKeyConstraint("request", "attempt", "gateway", name=op.f("pk_countersignatures")),
         sqlite_strict=True,
         sqlite_with_rowid=False,
     )
     op.create_table(
         "deployments",
-        sa.Column("model", sa.Text(), nullable=False),
         sa.Column("digest", sa.Text(), nullable=False),
+        sa.Column("model", sa.Text(), nullable=False),
         sa.Column("manifest", sa.LargeBinary().with_variant(sa.BLOB(), "sqlite"), nullable=False),
         sa.Column("slots", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.Column(
@@ -99,12 +100,14 @@ def upgrade() -> None:
             "fee_basis_points", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False
         ),
         sa.Column("revision", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("retired", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
         sa.CheckConstraint(
             "input_micro_per_mtok >= 0 AND output_micro_per_mtok >= 0 AND fee_basis_points >= 0",
             name=op.f("ck_deployments_prices"),
         ),
         sa.CheckConstraint("slots > 0", name=op.f("ck_deployments_slots")),
-        sa.PrimaryKeyConstraint("model", name=op.f("pk_deployments")),
+        sa.CheckConstraint("retired IN (0, 1)", name=op.f("ck_deployments_retired")),
+        sa.PrimaryKeyConstraint("digest", name=op.f("pk_deployments")),
         sqlite_strict=True,
         sqlite_with_rowid=False,
     )
@@ -173,6 +176,13 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_receipts_at_ms"), "receipts", ["at_ms"], unique=False)
     op.create_index(op.f("ix_receipts_request"), "receipts", ["request"], unique=False)
+    op.create_index(
+        "ix_receipts_refused",
+        "receipts",
+        ["node", "at_ms"],
+        unique=False,
+        sqlite_where=sa.text("refusal != ''"),
+    )
     op.create_table(
         "transfers",
         sa.Column("id", sa.Text(), nullable=False),
