@@ -161,7 +161,7 @@ def test_sampling_and_parts_reach_the_node() -> None:
         response = await site.chat(
             messages=[{"role": "developer", "content": "be brief"},
                       {"role": "user", "content": parts}],
-            max_completion_tokens=7, temperature=0.5, top_p=0.9, stop="END", seed=-4,
+            max_completion_tokens=9, temperature=0.5, top_p=0.9, stop="END", seed=-4,
             logprobs=True, top_logprobs=2, user="u", frobnicate={"a": [1]}, presence_penalty=0,
         )  # fmt: skip
         assert response.status_code == 200
@@ -171,7 +171,7 @@ def test_sampling_and_parts_reach_the_node() -> None:
             {"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"},
         ]  # fmt: skip
         sampling = infer.sampling
-        assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (7, 0.5, 0.9)
+        assert (sampling.max_tokens, sampling.temperature, sampling.top_p) == (9, 0.5, 0.9)
         assert (sampling.stop, sampling.seed, sampling.top_logprobs) == (("END",), -4, 2)
 
     serve(test)
@@ -349,7 +349,7 @@ async def endless(node: Node, infer: Infer) -> None:
     seq = 0
     while not node.cancels:
         if seq - node.last_ack() <= 32:
-            node.say(chunk(infer, seq, b"y" * 1500))
+            node.say(chunk(infer, seq, b"y" * 1500, 0))
             seq += 1
             await asyncio.sleep(0.0005)
         else:

@@ -17,8 +17,14 @@ from potluck.gateway.serving.asks import ChatAsk
 from potluck.gateway.serving.requests import Completion, Piece
 from potluck.gateway.serving.serving import Serving
 from potluck.messages.membership import Notice, Replicas
-from potluck.messages.money import COUNTERSIGN_DOMAIN, Countersignature, delivery_decoder
-from potluck.messages.serving import Failed, Infer, KeepAlive, Sampling
+from potluck.messages.money import (
+    COUNTERSIGN_DOMAIN,
+    Countersignature,
+    Settled,
+    Settlement,
+    delivery_decoder,
+)
+from potluck.messages.serving import Failed, Frames, Infer, KeepAlive, Sampling
 from potluck.simulator.clock import LoopClock
 from potluck.simulator.ids import SeededIds
 from potluck.simulator.loop import VirtualTimeLoop
@@ -60,6 +66,9 @@ class Reader:
 
     def quiet(self) -> None:
         self.quiets += 1
+
+    def broken(self) -> None:
+        self.ended.set()
 
     @property
     def text(self) -> str:
@@ -288,7 +297,6 @@ def test_repeated_done_is_answered_with_the_same_closing_ack() -> None:
         node.bus.publish(subject, payload)  # The very same message: a replay, dropped.
         await asyncio.sleep(0.01)
         assert len(node.acks) == before + 1
-        assert world.serving.dropped == 1
 
     play(test, good_day)
 
@@ -622,5 +630,256 @@ def test_money_is_held_for_alice_only() -> None:
     async def test(world: World) -> None:
         await world.whole()
         assert {held.account for held in world.serving.purses.all()} == {ALICE}
+
+    play(test, good_day)
+
+
+def test_a_node_has_no_word_in_money_keys_or_the_table() -> None:
+    async def test(world: World) -> None:
+        reader = await world.whole()
+        held = world.serving.purses.all()[0]
+        node, request = world.nodes[0], world.nodes[0].infers[0].request
+        item = Settlement(request=request, attempt=1, total_micro=0)
+        node.speaker.tell("settled", ME, Settled(hold=held.purse.hold, items=[item]))
+        gone = Replicas(epoch="e1", follows=1, offset=2, whole=True, changed=[], removed=[])
+        node.speaker.tell("replicas", ME, gone)
+        node.speaker.tell("notice", ME, Notice(kind="key", name=sha(KEY)))
+        await asyncio.sleep(0.01)
+        assert held.purse.outstanding_micro == 35
+        assert world.serving.table.models == ["tiny"]
+        assert world.serving.key_cached(sha(KEY)) is not None
+        infer = world.nodes[0].infers[0]
+        world.coordinator.speaker.tell("frames", ME, Frames(items=[done(infer, 3)]))
+        await asyncio.sleep(0.01)
+        assert reader.text == "Once upon a time"
+
+    play(test, good_day)
+
+
+async def loses_the_first(node: Node, infer: Infer) -> None:
+    """The first attempt dies in the middle of its answer."""
+    node.say(script.accepted(infer))
+    node.say(chunk(infer, 0, b"Once", 2))
+    if infer.attempt > 1:
+        await good_day(node, infer)
+
+
+def test_an_unstreamed_answer_is_tried_again_until_all_of_it_is_there() -> None:
+    async def test(world: World) -> None:
+        reader = await world.whole(an_ask(stream=False))
+        assert reader.text == "Once upon a time"
+        assert reader.completion is not None
+        assert reader.completion.usage.cost_micro == 35
+        first = next(node for node in world.nodes if node.infers[0].attempt == 1)
+        assert [cancel.acked_seq for cancel in first.cancels] == [-1]
+        assert all(ack.seq == -1 for ack in first.acks), "acknowledged is billed"
+
+    play(test, loses_the_first, loses_the_first)
+
+
+def test_an_unstreamed_answer_that_fails_costs_nothing() -> None:
+    async def second_dies(node: Node, infer: Infer) -> None:
+        if infer.bill_prompt:
+            await good_day(node, infer)
+        else:
+            node.say(script.accepted(infer), chunk(infer, 0, b"Once", 2))
+
+    async def test(world: World) -> None:
+        reader = await world.whole(an_ask(stream=False, choices=2))
+        assert reader.completion is not None
+        assert reader.completion.failure is not None
+        assert reader.completion.failure.refusal is Refusal.NODE_LOST
+        assert reader.pieces == []
+        held = world.serving.purses.all()[0]
+        assert held.purse.outstanding_micro == 0
+        await asyncio.sleep(1.2)
+        signed = [one for body in world.coordinator.of("countersign") for one in body.deliveries]  # type: ignore[attr-defined]
+        assert all(delivery_decoder.decode(one).total_micro == 0 for one in signed)
+
+    play(test, second_dies)
+
+
+def test_who_leaves_before_an_unstreamed_answer_pays_nothing() -> None:
+    async def half(node: Node, infer: Infer) -> None:
+        node.say(script.accepted(infer), chunk(infer, 0, b"Once", 2))
+
+    async def test(world: World) -> None:
+        reader = await world.ask(an_ask(stream=False))
+        assert isinstance(reader, Reader)
+        await asyncio.sleep(0.3)
+        assert reader.completion is not None
+        reader.completion.cancel()
+        await asyncio.sleep(0.01)
+        assert [cancel.acked_seq for cancel in world.nodes[0].cancels] == [-1]
+        assert world.serving.purses.all()[0].purse.outstanding_micro == 0
+
+    play(test, half)
+
+
+def test_a_long_unstreamed_answer_keeps_its_node_going() -> None:
+    async def long(node: Node, infer: Infer) -> None:
+        node.say(script.accepted(infer))
+        for seq in range(40):
+            while (seq - node.last_ack()) * 4096 > parameters.window_bytes:
+                await asyncio.sleep(0.01)
+            node.say(chunk(infer, seq, b"z" * 4096, 1))
+        node.say(done(infer, 39, completion=40))
+
+    async def test(world: World) -> None:
+        reader = await world.whole(an_ask(stream=False))
+        assert len(reader.text) == 40 * 4096
+
+    play(test, long)
+
+
+@pytest.mark.parametrize(("context_tokens", "slots"), [(-(10**6), 4), (10**9, 4), (2048, -1)])
+def test_absurd_replicas_are_not_routed_to_and_no_slot_leaks(
+    context_tokens: int, slots: int
+) -> None:
+    async def test(world: World) -> None:
+        world.coordinator.replicas = [
+            script.replica("node_A", context_tokens=context_tokens, slots=slots)
+        ]
+        world.coordinator.offset = 2
+        world.coordinator.speaker.tell("replicas", ME, world.coordinator.table())
+        await asyncio.sleep(0.01)
+        for _ in range(parameters.requests_per_key_in_flight_max + 1):
+            assert await world.ask(an_ask(max_tokens=None)) is Refusal.MODEL_NOT_FOUND
+        assert world.serving.limits.in_flight == 0
+
+    play(test, good_day)
+
+
+def test_more_tokens_than_asked_for_and_empty_chunks_are_cut_off() -> None:
+    async def too_many(node: Node, infer: Infer) -> None:
+        node.say(script.accepted(infer), chunk(infer, 0, b"", 65))
+
+    async def empty(node: Node, infer: Infer) -> None:
+        node.say(script.accepted(infer))
+        while not node.cancels:
+            seq = len(said)
+            said.append(seq)
+            node.say(*[chunk(infer, seq * 100 + at, b"", 0) for at in range(100)])
+            await asyncio.sleep(0.001)
+
+    said: list[int] = []
+
+    async def test(world: World) -> None:
+        reader = await world.ask(an_ask(), reading=False)
+        assert isinstance(reader, Reader)
+        await reader.ended.wait()
+        assert reader.completion is not None
+        assert reader.completion.failure is not None
+        assert reader.completion.failure.refusal is Refusal.STREAM_BROKEN
+
+    play(test, too_many)
+    play(test, empty)
+
+
+def test_large_orders_of_one_turn_all_arrive() -> None:
+    async def test(world: World) -> None:
+        largest = 0
+        publish = world.serving._bus.publish  # noqa: SLF001
+
+        def measured(subject: str, payload: bytes) -> None:
+            nonlocal largest
+            largest = max(largest, len(payload))
+            publish(subject, payload)
+
+        world.serving._bus.publish = measured  # type: ignore[method-assign]  # noqa: SLF001
+        await world.whole()  # The key and the money are here.
+        ask = an_ask(messages=b"x" * (parameters.infer_alone_bytes - 1), max_tokens=1)
+        await asyncio.gather(*[world.ask(ask) for _ in range(64)])
+        await asyncio.sleep(0.1)
+        assert len({infer.request for infer in world.nodes[0].infers}) == 65
+        assert largest <= parameters.batch_bytes_max + parameters.infer_alone_bytes
+
+    play(test, good_day, available_micro=100_000_000)
+
+
+def test_countersignatures_are_repeated_until_they_are_stored() -> None:
+    async def test(world: World) -> None:
+        await world.whole()
+        held = world.serving.purses.all()[0]
+        request = world.nodes[0].infers[0].request
+        await asyncio.sleep(3)
+        assert world.coordinator.count("countersign") == 1
+        await asyncio.sleep(5)
+        assert world.coordinator.count("countersign") == 2, "lost, it is said again"
+        item = Settlement(request=request, attempt=1, total_micro=35)
+        for countersigned in (False, True):
+            item.countersigned = countersigned
+            settled = Settled(hold=held.purse.hold, items=[item])
+            world.coordinator.speaker.tell("settled", ME, settled)
+            await asyncio.sleep(15)
+            assert world.coordinator.count("countersign") == 3
+        await asyncio.sleep(600)
+        assert world.coordinator.count("countersign") == 3
+
+    play(test, good_day)
+
+
+def test_countersignatures_nobody_answers_end() -> None:
+    async def test(world: World) -> None:
+        await world.whole()
+        await asyncio.sleep(parameters.countersign_repeat_for_ms / 1000 + 60)
+        count = world.coordinator.count("countersign")
+        assert 15 <= count <= 30
+        await asyncio.sleep(600)
+        assert world.coordinator.count("countersign") == count
+
+    play(test, good_day)
+
+
+def test_a_stall_of_our_own_is_nobodys_silence() -> None:
+    async def slow(node: Node, infer: Infer) -> None:
+        node.say(script.accepted(infer))
+        await asyncio.sleep(0.3)
+        node.say(chunk(infer, 0, b"Once", 2))
+        await asyncio.sleep(3.4)
+        node.say(chunk(infer, 1, b" upon", 2), done(infer, 1))
+
+    async def test(world: World) -> None:
+        clock = world.serving.clock
+        sleep_ms = clock.sleep_ms
+        stalled: list[int] = []
+
+        async def stalls(ms: int) -> None:
+            """What SIGSTOP does: one sleep takes three seconds more."""
+            late = 3_000 if clock.now_ms() - begun_ms > 400 and not stalled else 0
+            if late:
+                stalled.append(late)
+            await sleep_ms(ms + late)
+
+        begun_ms = clock.now_ms()
+        clock.sleep_ms = stalls  # type: ignore[method-assign]
+        reader = await world.whole()
+        assert stalled
+        assert reader.text == "Once upon"
+
+    play(test, slow)
+
+
+def test_invented_keys_are_not_all_asked_about() -> None:
+    async def test(world: World) -> None:
+        world.coordinator.away = True
+        many = [world.serving.keys.find(sha(f"pk_{index}")) for index in range(500)]
+        refused = await asyncio.gather(*many)
+        assert refused.count(Refusal.OVERLOADED) == 500 - parameters.keys_asking_max
+
+    play(test, good_day)
+
+
+def test_an_answer_that_cannot_be_written_ends() -> None:
+    class Broken(Reader):
+        def wake(self) -> None:
+            raise OSError("no")
+
+    async def test(world: World) -> None:
+        key = world.serving.key_cached(sha(KEY)) or await world.serving.keys.find(sha(KEY))
+        reader = Broken()
+        result = await world.serving.submit(an_ask(), key, reader)  # type: ignore[arg-type]
+        assert isinstance(result, Completion)
+        await asyncio.wait_for(reader.ended.wait(), 5)
 
     play(test, good_day)

@@ -6,7 +6,7 @@ from pathlib import Path
 from potluck.core.refusals import Refusal
 from potluck.gateway.http import sse
 from potluck.gateway.http.errors import Problem
-from potluck.gateway.http.sse import Frames, Gathered
+from potluck.gateway.http.sse import Frames
 from potluck.gateway.serving.requests import Piece, Usage
 
 FOLDER = Path(__file__).parent / "sse"
@@ -60,11 +60,8 @@ def test_an_error_frame() -> None:
 
 
 def test_a_whole_answer() -> None:
-    gathered = Gathered()
-    gathered.add(Piece(0, "Once ", ENTRY, None))
-    gathered.add(Piece(0, "upon", ENTRY, "stop"))
     document = sse.whole(
         answer="chatcmpl-1", created_s=1_800_000_000, model="tiny", fingerprint="fp_abc",
-        choices=[gathered], usage=USAGE,
+        pieces=[Piece(0, "Once upon", ENTRY + b"," + ENTRY, "stop")], usage=USAGE,
     )  # fmt: skip
     check("whole.json", document)

@@ -10,6 +10,7 @@ class Refusal(StrEnum):
     # The request
     INVALID_REQUEST = "invalid_request"
     BODY_TOO_LARGE = "body_too_large"
+    HEAD_TOO_LARGE = "head_too_large"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     UNSUPPORTED_PARAMETER = "unsupported_parameter"
     METHOD_NOT_ALLOWED = "method_not_allowed"

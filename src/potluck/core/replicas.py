@@ -27,6 +27,11 @@ class Replica:
     ready: bool = True
 
     @property
+    def usable(self) -> bool:
+        """Whether it could serve now."""
+        return self.ready and self.liveness == "alive"
+
+    @property
     def key(self) -> tuple[NodeId, Digest]:
         return (self.node, self.digest)
 

@@ -26,7 +26,7 @@ def route(
         if replica.model != model:
             continue
         known = True
-        if not replica.ready or replica.liveness != "alive" or replica.node in tried:
+        if not replica.usable or replica.node in tried:
             continue
         # For each slot, so that larger machines get more.
         load = (in_flight.get(replica.node, 0) / max(1, replica.slots), replica.node)

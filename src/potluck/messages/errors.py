@@ -32,6 +32,7 @@ _SERVER = "server_error"
 SHOWN: Final[dict[Refusal, Shown]] = {
     Refusal.INVALID_REQUEST: Shown(400, _BAD, USAGE, False),
     Refusal.BODY_TOO_LARGE: Shown(413, _BAD, USAGE, False),
+    Refusal.HEAD_TOO_LARGE: Shown(431, _BAD, USAGE, False),
     Refusal.CONTEXT_LENGTH_EXCEEDED: Shown(400, _BAD, USAGE, False),
     Refusal.UNSUPPORTED_PARAMETER: Shown(400, _BAD, USAGE, False),
     Refusal.METHOD_NOT_ALLOWED: Shown(405, _BAD, USAGE, False),

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from potluck.core.ids import BootId, Digest, HoldId, RequestId
+from potluck.core.pricing import Price
 from potluck.messages.envelope import Body
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -19,6 +20,22 @@ class WirePrice(Body):
     input_micro_per_mtok: int
     output_micro_per_mtok: int
     fee_basis_points: int
+
+
+def wire_price(price: Price) -> WirePrice:
+    return WirePrice(
+        input_micro_per_mtok=price.input_micro_per_mtok,
+        output_micro_per_mtok=price.output_micro_per_mtok,
+        fee_basis_points=price.fee_basis_points,
+    )
+
+
+def price_of(wire: WirePrice) -> Price:
+    return Price(
+        input_micro_per_mtok=wire.input_micro_per_mtok,
+        output_micro_per_mtok=wire.output_micro_per_mtok,
+        fee_basis_points=wire.fee_basis_points,
+    )
 
 
 class Grant(Body):

@@ -42,6 +42,9 @@ class Reader:
     def quiet(self) -> None:
         pass
 
+    def broken(self) -> None:
+        raise AssertionError("an answer could not be written")
+
 
 class Requester:
     def __init__(
@@ -94,7 +97,7 @@ class Requester:
     ) -> None:
         patience = self._rng.choice((None, None, None, 1, 5))
         slow_ms = self._rng.choice((0, 0, 0, 50, 2_000))
-        reads = 0
+        reads, text = 0, ""
         while True:
             if self._gateway() is not gateway:
                 story.outcome = "gateway_died"
@@ -102,9 +105,11 @@ class Requester:
             if not await self._news(reader):
                 continue
             for piece in completion.drain():
-                story.text += piece.text
+                text += piece.text
                 if piece.finish is not None:
                     story.outcome = "finished"
+            if completion.ask.stream or (completion.ended and completion.failure is None):
+                story.text = text  # An answer that is not streamed is shown as a whole, or not.
             if completion.ended:
                 if completion.failure is not None:
                     story.outcome = completion.failure.refusal

@@ -14,6 +14,8 @@ JSON: Final = (b"content-type", b"application/json")
 
 MESSAGES: Final[dict[Refusal, str]] = {
     Refusal.BODY_TOO_LARGE: "The body is larger than this gateway accepts.",
+    Refusal.HEAD_TOO_LARGE: "The request's line and headers are larger than this gateway accepts.",
+    Refusal.CLIENT_TOO_SLOW: "The request did not arrive in time.",
     Refusal.METHOD_NOT_ALLOWED: "This path does not know that method.",
     Refusal.NOT_FOUND: "There is nothing at this path.",
     Refusal.MODEL_NOT_FOUND: "No node of this pool serves that model.",

@@ -16,7 +16,7 @@ from potluck.core.refusals import Refusal
 from potluck.gateway.http import access, chat, errors, sse
 from potluck.gateway.http.chat import Parsed
 from potluck.gateway.http.errors import Headers, Problem
-from potluck.gateway.http.sse import Frames, Gathered
+from potluck.gateway.http.sse import Frames
 from potluck.gateway.serving.requests import Completion, Piece
 from potluck.gateway.serving.serving import Serving
 from potluck.messages.queries import KeyRecord
@@ -36,9 +36,9 @@ class Exchange:
     message_event: Final = _Nobody()
 
     __slots__ = (
-        "_body", "_choices", "_completion", "_digest", "_discarding", "_expects", "_frames",
-        "_headers_sent", "_parsed", "_protocol", "_request_id", "_serving", "_started",
-        "_started_ms", "_task", "_whole", "body_bytes", "chunked", "disconnected", "keep_alive",
+        "_body", "_body_bytes", "_completion", "_digest", "_discarding", "_expects", "_finding",
+        "_frames", "_headers_sent", "_parsed", "_problem", "_protocol", "_request_id", "_serving",
+        "_started", "_started_ms", "_task", "_whole", "chunked", "disconnected", "keep_alive",
         "response_complete",
     )  # fmt: skip
 
@@ -51,62 +51,89 @@ class Exchange:
         keep_alive: bool,
         chunked: bool,
         expects: bool,
+        problem: Problem | None = None,
     ) -> None:
+        """`problem`: what is wrong with it already."""
         self.response_complete = False
         self.disconnected = False
         self.keep_alive = keep_alive
         self.chunked = chunked
         """Whether the peer knows chunked transfer (HTTP/1.1)."""
-        self.body_bytes = 0
         self._protocol = protocol
         self._serving = serving
         self._expects = expects
+        self._problem = problem
         self._body: list[bytes] = []
+        self._body_bytes = 0
         self._whole = False
+        self._finding = False
         self._started = False
         self._discarding = False
         self._headers_sent = False
         self._completion: Completion | None = None
         self._parsed: Parsed | None = None
         self._frames: Frames | None = None
-        self._choices: list[Gathered] = []
         self._task: asyncio.Task[None] | None = None
         self._request_id = ""
         self._digest = ""
         self._started_ms = 0
+        announced_bytes = 0
         for name, value in headers:
             if name == b"authorization":
                 self._digest = access.digest_in(value)
             elif name == b"content-length":
-                self.body_bytes = int(value)
+                announced_bytes = int(value)
+        if announced_bytes > parameters.body_bytes_max:
+            self._problem = Problem(Refusal.BODY_TOO_LARGE)
+        elif not self._digest and problem is None:
+            self._problem = Problem(Refusal.INVALID_KEY)
 
     # The request comes in
 
     def begin(self) -> None:
         self._started = True
         self._started_ms = self._serving.clock.now_ms()
-        if self.body_bytes > parameters.body_bytes_max:
-            self._refuse(Problem(Refusal.BODY_TOO_LARGE))
+        if self._problem is not None:
+            self._refuse(self._problem)
         elif self._whole:
             self._admit()
+        else:
+            self._await_body()
+
+    def _await_body(self) -> None:
+        """Who may not ask need not send it all."""
+        known = self._serving.key_cached(self._digest)
+        if known is None:
+            self._find_key_soon()
+        elif isinstance(known, Refusal):
+            self._refuse(Problem(known))
         elif self._expects:
-            self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self._continue()
+
+    def _continue(self) -> None:
+        self._protocol.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def feed(self, data: bytes) -> None:
-        if self._discarding:
+        if self._problem is not None or self.response_complete:
             return
         self._body.append(data)
-        if len(self._body) == 1 and len(data) <= parameters.body_bytes_max:
-            return
-        if sum(map(len, self._body)) > parameters.body_bytes_max and self._started:
-            self._refuse(Problem(Refusal.BODY_TOO_LARGE))
+        self._body_bytes += len(data)
+        if self._body_bytes > parameters.body_bytes_max:
+            self._problem = Problem(Refusal.BODY_TOO_LARGE)
+            self._body = []
+            if self._started:
+                self._refuse(self._problem)
 
     def finished(self) -> None:
         self._whole = True
         if self._discarding:
             self._protocol.transport.close()
-        elif self._started and not self.response_complete:
+        elif self._started and not self.response_complete and not self._finding:
             self._admit()
+
+    def late(self) -> None:
+        """The rest of the request has not come in its time."""
+        self._refuse(Problem(Refusal.CLIENT_TOO_SLOW))
 
     def lost(self) -> None:
         """The client left: the engine stops, and what was shown is paid."""
@@ -119,19 +146,27 @@ class Exchange:
     # Admission
 
     def _admit(self) -> None:
-        if not self._digest:
-            self._refuse(Problem(Refusal.INVALID_KEY))
-            return
         known = self._serving.key_cached(self._digest)
         if known is None:
-            self._later(self._find_key())
+            self._find_key_soon()
         else:
             self._admit_key(known)
 
+    def _find_key_soon(self) -> None:
+        self._finding = True
+        self._later(self._find_key())
+
     async def _find_key(self) -> None:
-        self._admit_key(await self._serving.keys.find(self._digest))
+        key = await self._serving.keys.find(self._digest)
+        self._finding = False
+        if self._whole or isinstance(key, Refusal):
+            self._admit_key(key)
+        elif self._expects and not self.response_complete:
+            self._continue()
 
     def _admit_key(self, key: KeyRecord | Refusal) -> None:
+        if self.response_complete or self.disconnected:
+            return
         if isinstance(key, Refusal):
             self._refuse(Problem(key))
             return
@@ -158,7 +193,6 @@ class Exchange:
             return
         self._completion = result
         self._request_id = result.lives[0].request
-        self._choices = [Gathered() for _ in result.lives]
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         self._task = asyncio.get_running_loop().create_task(self._guarded(work))
@@ -185,8 +219,14 @@ class Exchange:
             pieces = completion.drain()
             if completion.ask.stream:
                 self._stream(completion, pieces)
-            else:
-                self._gather(completion, pieces)
+            elif completion.ended:
+                self._answer_whole(completion, pieces)
+
+    def broken(self) -> None:
+        if self._headers_sent:
+            self._protocol.transport.abort()
+        else:
+            self._refuse(Problem(Refusal.INTERNAL))
 
     def quiet(self) -> None:
         if self._headers_sent and self._completion is not None and self._completion.ask.stream:
@@ -216,23 +256,14 @@ class Exchange:
             include_usage=self._parsed.include_usage,
         )
 
-    def _gather(self, completion: Completion, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            self._choices[piece.index].add(piece)
-        if completion.ended:
-            self._answer_whole(completion)
-        elif sum(one.size_bytes for one in self._choices) > parameters.body_bytes_max:
-            completion.owner.give_up(completion, Refusal.STREAM_BROKEN, "the answer is too large")
-            self.wake()
-
-    def _answer_whole(self, completion: Completion) -> None:
+    def _answer_whole(self, completion: Completion, pieces: list[Piece]) -> None:
         usage = completion.usage
         body = sse.whole(
             answer=self._answer_id,
             created_s=self._serving.clock.wall_ms() // 1000,
             model=completion.ask.model,
             fingerprint=_fingerprint(completion),
-            choices=self._choices,
+            pieces=pieces,
             usage=usage,
         )
         head = b"%bcontent-type: application/json\r\nx-potluck-cost-micro: %d\r\n" % (

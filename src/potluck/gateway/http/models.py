@@ -2,7 +2,6 @@
 
 import msgspec
 
-from potluck.core.replicas import Replica
 from potluck.gateway.serving.serving import Serving
 
 
@@ -44,9 +43,5 @@ def _model(serving: Serving, name: str) -> _Model:
         input_micro_per_mtok=first.price.input_micro_per_mtok,
         output_micro_per_mtok=first.price.output_micro_per_mtok,
         fee_basis_points=first.price.fee_basis_points,
-        ready=any(_usable(one) for one in replicas),
+        ready=any(one.usable for one in replicas),
     )
-
-
-def _usable(replica: Replica) -> bool:
-    return replica.ready and replica.liveness == "alive"

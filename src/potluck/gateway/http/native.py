@@ -19,12 +19,13 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from swagger_ui_bundle import swagger_ui_path
 
+import potluck
 from potluck.core import parameters
 from potluck.core.refusals import Refusal
 from potluck.gateway.http import access, errors
 from potluck.gateway.http.asgi import App
 from potluck.gateway.http.errors import Problem
-from potluck.gateway.serving.serving import VERSION, Serving
+from potluck.gateway.serving.serving import Serving
 from potluck.messages import views
 from potluck.messages.queries import Answer, KeyRecord
 
@@ -93,7 +94,7 @@ Name = Annotated[str, Path(max_length=128, pattern="^[A-Za-z0-9_.-]+$")]
 
 def create(serving: Serving) -> App:
     api = FastAPI(
-        title="Potluck", version=VERSION, root_path="", openapi_url=None, docs_url=None,
+        title="Potluck", version=potluck.__version__, root_path="", openapi_url=None, docs_url=None,
         redoc_url=None,
     )  # fmt: skip
     routes = _Routes(serving)

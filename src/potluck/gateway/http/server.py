@@ -7,8 +7,9 @@ nor running streams wait for it.
 import asyncio
 import contextlib
 import gc
+import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import uvicorn
@@ -19,8 +20,7 @@ from potluck.gateway.http.asgi import App
 from potluck.gateway.http.protocol import TokenPathProtocol
 from potluck.gateway.serving.serving import Serving
 
-_KEEP_ALIVE_S = 75
-_CLOSE_S = 5
+_log = logging.getLogger(__name__)
 
 
 class _Server(uvicorn.Server):
@@ -62,6 +62,7 @@ async def serve(
     server = _Server(_config(serving, app.create(serving, native.get)))
     running = asyncio.create_task(server.serve(sockets=list(sockets)))
     native.begin()
+    looking = asyncio.create_task(_look_for_ever(serving, server.server_state.connections))
     waiting = asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -69,7 +70,22 @@ async def serve(
         waiting.cancel()
         await serving.stop(grace_ms)
         server.should_exit = True
-        await running
+        try:
+            await running
+        finally:
+            looking.cancel()
+
+
+async def _look_for_ever(serving: Serving, connections: Set[Any]) -> None:
+    """One look at each connection instead of timers for each."""
+    while True:
+        await asyncio.sleep(parameters.connection_look_ms / 1000)
+        now_ms = serving.clock.now_ms()
+        for connection in list(connections):
+            try:
+                connection.look(now_ms)
+            except Exception:
+                _log.exception("a connection could not be looked at")
 
 
 def _config(serving: Serving, application: App) -> uvicorn.Config:
@@ -83,8 +99,7 @@ def _config(serving: Serving, application: App) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=_CLOSE_S,
+        timeout_graceful_shutdown=parameters.connections_close_ms // 1000,
     )
 
 

@@ -81,41 +81,21 @@ class Frames:
         )
 
 
-class Gathered:
-    """A choice of an answer that is not streamed, while it grows."""
-
-    __slots__ = ("finish", "logprobs", "size_bytes", "texts")
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.logprobs: list[bytes] = []
-        self.finish: FinishReason = "stop"
-        self.size_bytes = 0
-
-    def add(self, piece: Piece) -> None:
-        self.texts.append(piece.text)
-        self.size_bytes += len(piece.text) + len(piece.logprobs)
-        if piece.logprobs:
-            self.logprobs.append(piece.logprobs)
-        if piece.finish is not None:
-            self.finish = piece.finish
-
-
 def whole(
     *, answer: str, created_s: int, model: str, fingerprint: str,
-    choices: Sequence[Gathered], usage: Usage,
+    pieces: Sequence[Piece], usage: Usage,
 ) -> bytes:  # fmt: skip
-    """The document of an answer that is not streamed."""
+    """The document of an answer that is not streamed: each choice comes in one piece."""
     shown = [
         b'{"index":%d,"message":{"role":"assistant","content":%b,"refusal":null},"logprobs":%b,'
         b'"finish_reason":%b}'
         % (
-            index,
-            _encode("".join(one.texts)),
-            _logprobs(b",".join(one.logprobs)),
-            _SHOWN_FINISH[one.finish],
+            piece.index,
+            _encode(piece.text),
+            _logprobs(piece.logprobs),
+            _SHOWN_FINISH[piece.finish or "stop"],
         )
-        for index, one in enumerate(choices)
+        for piece in pieces
     ]
     return (
         b'{"id":"%b","object":"chat.completion","created":%d,"model":%b,'

@@ -27,3 +27,6 @@ class Listener(Protocol):
 
     def quiet(self) -> None:
         """Nothing was handed on for a while, but the answer is still being made."""
+
+    def broken(self) -> None:
+        """The answer cannot be written: whoever waits for it must not wait for ever."""

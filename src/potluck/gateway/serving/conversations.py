@@ -31,7 +31,7 @@ from potluck.messages.serving import (
     KeepAlive,
     Resend,
     ToGateway,
-    WirePrice,
+    wire_price,
 )
 from potluck.ports.clock import Clock
 
@@ -64,7 +64,7 @@ class Conversations:
         )
         self._dirty: list[Completion] = []
         self.in_flight: dict[NodeId, int] = {}
-        self.strays = 0
+        """Attempts by node; a node without any is not in it."""
 
     def flush(self) -> None:
         """What was said leaves now."""
@@ -112,6 +112,7 @@ class Conversations:
         bill_prompt: bool, completion: Completion,
     ) -> Infer:  # fmt: skip
         price = replica.price
+        ask = completion.ask
         seal = grants.seal(
             held.key, request=request, attempt=attempt, node=replica.node, hold=held.purse.hold,
             boot=self._speech.boot, max_micro=max_micro, bill_prompt=bill_prompt, price=price,
@@ -122,15 +123,11 @@ class Conversations:
             grant=Grant(
                 hold=held.purse.hold, boot=self._speech.boot, max_micro=max_micro, seal=seal
             ),
-            price=WirePrice(
-                input_micro_per_mtok=price.input_micro_per_mtok,
-                output_micro_per_mtok=price.output_micro_per_mtok,
-                fee_basis_points=price.fee_basis_points,
-            ),
+            price=wire_price(price),
             model=replica.digest,
-            messages=completion.ask.messages,
-            sampling=completion.ask.sampling,
-            stream=completion.ask.stream,
+            messages=ask.messages,
+            sampling=ask.sampling,
+            stream=ask.stream,
             bill_prompt=bill_prompt,
             first_token_ms=parameters.first_token_timeout_ms,
             total_ms=parameters.request_timeout_ms,
@@ -159,7 +156,6 @@ class Conversations:
 
     def _stray(self, sender: NodeId, item: ToGateway) -> None:
         """Of an attempt that has ended: the closing word is said again."""
-        self.strays += 1
         closed = self._closed.get((item.request, item.attempt))
         if closed is not None and closed[0] == sender:
             self._links.say(sender, closed[1])
@@ -170,10 +166,27 @@ class Conversations:
             self._resend(life, now_ms)
         elif not taken:
             return
-        elif life.pending_bytes > 2 * parameters.window_bytes:
+        elif life.tokens > life.order.sampling.max_tokens:
+            self._fail(life, Refusal.STREAM_BROKEN, "the node sent more tokens than were asked for")
+        elif not life.order.stream:
+            self._keep(life, now_ms)
+        elif life.pending_bytes > parameters.stream_pending_bytes_max:
             self._fail(life, Refusal.STREAM_BROKEN, "the node sent more than its window")
         else:
             self._mark(life, now_ms)
+
+    def _keep(self, life: Life, now_ms: int) -> None:
+        """A part of an answer that is shown as a whole. What is acknowledged may be billed, so only
+        what the node must hear to go on is acknowledged before the end."""
+        if life.pending_bytes > parameters.body_bytes_max:
+            self._fail(life, Refusal.STREAM_BROKEN, "the answer is too large")
+            return
+        if life.pending_bytes - life.acked_bytes >= parameters.window_bytes // 2:
+            life.acked_bytes = life.pending_bytes
+            life.acked_seq = life.inbound.next_seq - 1
+            self._say_acknowledged(life, now_ms)
+        if life.done is not None and life.complete:
+            self._done(life, life.done, now_ms)
 
     def _mark(self, life: Life, now_ms: int) -> None:
         if not life.dirty:
@@ -197,14 +210,15 @@ class Conversations:
             self._resend(life, now_ms)
             return
         life.state = State.FINISHING
-        self._mark(life, now_ms)
+        if life.order.stream or life.completion.complete:
+            self._mark(life, now_ms)
 
     def _failed(self, life: Life, failed: Failed, now_ms: int) -> None:
         try:
             refusal = Refusal(failed.code)
         except ValueError:
             refusal = Refusal.INTERNAL
-        if life.state >= State.STREAMING or refusal in _THE_ASKERS:
+        if life.shown or refusal in _THE_ASKERS:
             self._fail(life, refusal, failed.message)
         else:
             self._try_elsewhere(life, refusal, failed.message, now_ms)
@@ -221,11 +235,20 @@ class Conversations:
                 except Exception:
                     # One answer that cannot be written must not silence all others.
                     _log.exception("an answer could not be handed on")
-                    self.give_up(completion, Refusal.INTERNAL, "the answer could not be written")
+                    self._break(completion)
+
+    def _break(self, completion: Completion) -> None:
+        try:
+            self.give_up(completion, Refusal.INTERNAL, "the answer could not be written")
+            completion.listener.broken()
+        except Exception:
+            _log.exception("a broken answer could not be ended")
 
     def drain(self, completion: Completion) -> list[Piece]:
         now_ms = self._clock.now_ms()
-        pieces = []
+        pieces: list[Piece] = []
+        if not completion.ask.stream and not completion.complete:
+            return pieces
         for life in completion.lives:
             if life.state is State.CLOSED or not (life.pending or life.done):
                 life.dirty = False
@@ -244,8 +267,12 @@ class Conversations:
         return pieces
 
     def _acknowledge(self, life: Life, now_ms: int) -> None:
-        life.acked_seq = life.handed_seq
-        life.acked_tokens = life.handed_tokens
+        if life.order.stream:
+            life.acked_seq = life.handed_seq
+            life.acked_tokens = life.handed_tokens
+        self._say_acknowledged(life, now_ms)
+
+    def _say_acknowledged(self, life: Life, now_ms: int) -> None:
         life.acked_ms = now_ms
         word = Ack(request=life.request, attempt=life.attempt, seq=life.acked_seq)
         self._links.say_soon(life.replica.node, word)
@@ -255,10 +282,7 @@ class Conversations:
     def _finish(self, life: Life) -> None:
         done = life.done
         assert done is not None
-        tokens = done.completion_tokens
-        if not 0 <= tokens <= life.handed_tokens + 1:
-            # It claims what nobody saw. An end token alone may be counted and not shown.
-            tokens = life.handed_tokens
+        tokens = life.handed_tokens  # Whatever the node claims to have made.
         prompt_tokens = max(0, min(done.prompt_tokens, _prompt_tokens_max(life)))
         cost = _cost(life, prompt_tokens, tokens)
         life.usage = Usage(
@@ -333,23 +357,20 @@ class Conversations:
         self._restart(life, target, now_ms)
 
     def _restart(self, life: Life, target: Replica, now_ms: int) -> None:
-        life.attempt += 1
-        life.replica = target
-        life.order = self._order(
-            life.request, life.attempt, target, life.held, life.max_micro, life.bill_prompt,
+        order = self._order(
+            life.request, life.attempt + 1, target, life.held, life.max_micro, life.bill_prompt,
             life.completion,
         )  # fmt: skip
-        life.state = State.SENT
-        life.repeated = False
-        life.sent_ms = life.heard_ms = life.acked_ms = now_ms
-        life.inbound.next_seq = 0
-        life.gap_ms = -1
-        life.done = None
+        life.start_over(order, target, now_ms)
         self._count(target.node, 1)
-        self._links.say(target.node, life.order)
+        self._links.say(target.node, order)
 
     def _count(self, node: NodeId, change: int) -> None:
-        self.in_flight[node] = self.in_flight.get(node, 0) + change
+        count = self.in_flight.get(node, 0) + change
+        if count:
+            self.in_flight[node] = count
+        else:
+            del self.in_flight[node]
 
     # What time does
 
@@ -358,6 +379,13 @@ class Conversations:
         for life in list(self._lives.values()):
             if life.state is not State.CLOSED:
                 self._look(life, now_ms)
+
+    def forgive(self, late_ms: int) -> None:
+        """We were not looking for so long: nobody's silence counts for it."""
+        for life in self._lives.values():
+            life.heard_ms += late_ms
+            life.sent_ms += late_ms
+            life.progress_ms += late_ms
 
     def _look(self, life: Life, now_ms: int) -> None:
         silent_ms = now_ms - life.heard_ms
@@ -372,7 +400,7 @@ class Conversations:
         else:
             if life.gap_ms >= 0:
                 self._resend(life, now_ms)
-            if life.handed_seq > life.acked_seq or (
+            if (life.handed_seq > life.acked_seq and life.order.stream) or (
                 now_ms - life.acked_ms >= parameters.keepalive_ms
             ):
                 self._acknowledge(life, now_ms)
@@ -387,7 +415,7 @@ class Conversations:
             self._links.say(life.replica.node, life.order)
 
     def _silent(self, life: Life, now_ms: int) -> None:
-        if life.state is State.STREAMING:
+        if life.shown:
             self._fail(life, Refusal.NODE_LOST, "the node fell silent in the middle of its answer")
         else:
             self._try_elsewhere(life, Refusal.NODE_LOST, "the node fell silent", now_ms)

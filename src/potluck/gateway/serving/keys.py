@@ -45,10 +45,19 @@ class Keys:
         """Asks the coordinator, once for all who wait. `COORDINATOR_UNAVAILABLE` is not kept."""
         task = self._asking.get(digest)
         if task is None:
+            if len(self._asking) >= parameters.keys_asking_max:
+                return Refusal.OVERLOADED
             task = asyncio.create_task(self._ask(digest))
             self._asking[digest] = task
             task.add_done_callback(lambda _done: self._asking.pop(digest, None))
         return await asyncio.shield(task)
+
+    def left_ms(self, digest: str) -> int | None:
+        """How long the key still lives. None: it does not expire, or is not known."""
+        known = self._known.get(digest)
+        if known is None or known.expires_ms is None:
+            return None
+        return max(0, known.expires_ms - self._clock.now_ms())
 
     def drop(self, digest: str) -> None:
         """Revoked, or changed: an answer that is under way is not to be kept either."""

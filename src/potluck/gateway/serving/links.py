@@ -18,7 +18,6 @@ class Links:
         self._before_send = before_send
         self._waiting: dict[NodeId, list[ToNode]] = {}
         self._urgent: set[NodeId] = set()
-        self._subjects: dict[NodeId, str] = {}
         self._scheduled = False
         self._gathering = False
 
@@ -69,22 +68,20 @@ class Links:
                     self._send(node, words)
 
     def _send(self, node: NodeId, words: list[ToNode]) -> None:
-        subject = self._subjects.get(node)
-        if subject is None:
-            subject = subjects.subject(self._speech.pool, self._speech.me, "serve", node)
-            self._subjects[node] = subject
-        small: list[ToNode] = []
-        for word in words:
-            if type(word) is Infer and len(word.messages) > parameters.infer_alone_bytes:
-                self._speech.tell_on(subject, Serve(items=[word]))
-            else:
-                small.append(word)
-            # A batch stays far below the bus's largest payload: orders are the only large words.
-            if len(small) >= _BATCH_WORDS_MAX:
-                self._speech.tell_on(subject, Serve(items=small))
-                small = []
-        if small:
-            self._speech.tell_on(subject, Serve(items=small))
+        """In messages far below the bus's largest payload, in order. One that cannot be handed over
+        is lost: orders and acknowledgements are repeated by `Conversations.tick`."""
+        subject = subjects.subject(self._speech.pool, self._speech.me, "serve", node)
+        first = size_bytes = 0
+        for index, word in enumerate(words):
+            word_bytes = _WORD_BYTES
+            if type(word) is Infer:
+                word_bytes += len(word.messages)
+            if size_bytes and size_bytes + word_bytes > parameters.batch_bytes_max:
+                self._speech.tell_on(subject, Serve(items=words[first:index]))
+                first, size_bytes = index, 0
+            size_bytes += word_bytes
+        self._speech.tell_on(subject, Serve(items=words[first:] if first else words))
 
 
-_BATCH_WORDS_MAX = parameters.payload_bytes_max // (2 * parameters.infer_alone_bytes) * 16
+_WORD_BYTES = 2 * 1024
+"""More than any word takes beside an order's messages: names, a seal, four stop sequences."""

@@ -127,6 +127,9 @@ class Purses:
 
     def tick(self, now_ms: int) -> None:
         """Renews what is in use, releases what was idle for a whole life."""
+        for account, until_ms in list(self._no_top_up_before_ms.items()):
+            if now_ms >= until_ms:
+                del self._no_top_up_before_ms[account]
         for held in list(self._by_hold.values()):
             unused = now_ms - held.used_ms >= parameters.hold_life_ms
             ended = held.refused or not held.drawable(now_ms)
@@ -193,7 +196,7 @@ class Purses:
             return Refusal.COORDINATOR_UNAVAILABLE
         if reply.refusal:
             return _refusal(reply.refusal)
-        if reply.hold != hold or reply.amount_micro < need_micro:
+        if reply.hold != hold or reply.amount_micro < need_micro or reply.life_ms <= 0:
             return Refusal.INTERNAL
         now_ms = self._clock.now_ms()
         held = Held(

@@ -1,7 +1,9 @@
 """The life of one request: sent, accepted, streaming, finishing, closed.
 
 Rules: a chunk is acknowledged only after it was handed on; before the first token a request may be
-tried again elsewhere, after it never, because shown text cannot be unshown.
+tried again elsewhere, after it never, because shown text cannot be unshown. An answer that is not
+streamed is shown as a whole: it waits in `pending` until all of it is there, and may be tried again
+until then.
 """
 
 import codecs
@@ -11,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from potluck.core import parameters
 from potluck.core.delivery import Inbound
 from potluck.core.ids import NodeId, RequestId
 from potluck.core.refusals import Refusal
@@ -85,9 +88,13 @@ class Life:
     pending: list[Chunk] = field(default_factory=list)
     pending_bytes: int = 0
     handed_seq: int = -1
+    tokens: int = 0
+    """All that came; never more than were asked for."""
     handed_tokens: int = 0
     acked_seq: int = -1
     acked_tokens: int = 0
+    acked_bytes: int = 0
+    """Of what still waits: what was acknowledged all the same, so that the node may go on."""
     done: Done | None = None
     dirty: bool = False
     usage: Usage | None = None
@@ -101,11 +108,35 @@ class Life:
         taken = self.inbound.take(chunk.seq)
         if taken:
             self.pending.append(chunk)
-            self.pending_bytes += len(chunk.data) + len(chunk.logprobs)
+            count = len(chunk.token_ids)
+            self.tokens += count
+            self.pending_bytes += (
+                len(chunk.data) + len(chunk.logprobs) + 2 * count + parameters.chunk_overhead_bytes
+            )
             self.gap_ms = -1
             if self.state < State.STREAMING:
                 self.state = State.STREAMING
         return taken
+
+    @property
+    def shown(self) -> bool:
+        """Something of it may have been read."""
+        return self.state >= State.STREAMING and self.order.stream
+
+    def start_over(self, order: Infer, replica: Replica, now_ms: int) -> None:
+        """The next attempt, on another node; nothing of the last one was shown."""
+        self.attempt += 1
+        self.replica = replica
+        self.order = order
+        self.state = State.SENT
+        self.repeated = False
+        self.sent_ms = self.heard_ms = self.acked_ms = now_ms
+        self.inbound.next_seq = 0
+        self.gap_ms = -1
+        self.done = None
+        self.pending.clear()
+        self.pending_bytes = self.acked_bytes = self.tokens = 0
+        self.acked_seq, self.acked_tokens = -1, 0
 
     @property
     def complete(self) -> bool:
@@ -114,7 +145,7 @@ class Life:
     def hand_on(self) -> Piece | None:
         """All that waits, as text; whole characters only. None if there is nothing to say."""
         chunks, self.pending = self.pending, []
-        self.pending_bytes = 0
+        self.pending_bytes = self.acked_bytes = 0
         last = self.done is not None and self.complete
         if len(chunks) == 1:
             chunk = chunks[0]
@@ -186,6 +217,11 @@ class Completion:
     @property
     def ended(self) -> bool:
         return self.open == 0
+
+    @property
+    def complete(self) -> bool:
+        """Everything of every choice is here."""
+        return all(life.complete for life in self.lives)
 
     @property
     def usage(self) -> Usage:

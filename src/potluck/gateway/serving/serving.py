@@ -7,9 +7,11 @@ known.
 import asyncio
 import hashlib
 import logging
+from typing import Final
 
 import msgspec
 
+import potluck
 from potluck.core import parameters, pricing, routing
 from potluck.core.ids import BootId, GatewayId, NodeId, RequestId, gateway_id
 from potluck.core.refusals import Refusal
@@ -32,7 +34,15 @@ from potluck.ports.ids import Ids
 from potluck.ports.keys import Signer
 
 _log = logging.getLogger(__name__)
-VERSION = "0.1.0"
+_SENDERS: Final = {
+    "frames": "node_",
+    "settled": "co_",
+    "replicas": "co_",
+    "notice": "co_",
+    "regreet": "co_",
+}
+"""Who may say what to a gateway: a node has no word in money, keys or the table."""
+_COMPLAINTS_MAX: Final = 256
 
 
 class Serving:
@@ -63,8 +73,7 @@ class Serving:
         self._tasks: list[asyncio.Task[None]] = []
         self._greeting: asyncio.Task[None] | None = None
         self._subscriptions: list[Subscription] = []
-        self.dropped = 0
-        """Messages that were malformed, or seen before."""
+        self._complained: set[tuple[str, str]] = set()
 
     @property
     def ready(self) -> bool:
@@ -94,7 +103,7 @@ class Serving:
             )
             completion.listener.wake()
         self.conversations.flush()
-        self._countersigner.send()
+        self._countersigner.send(self.clock.now_ms())
         await self.purses.stop()
         for task in (*self._tasks, *([self._greeting] if self._greeting else [])):
             task.cancel()
@@ -123,14 +132,19 @@ class Serving:
         refusal = self.limits.take(key.id, ask.choices)
         if refusal is not None:
             return refusal
-        draws = self._draw(ask, key, replica, now_ms)
-        if isinstance(draws, int):
-            for _ in range(ask.choices):
-                self.limits.give_back(key.id)
-            return draws
-        completion = Completion(self.conversations, ask, key, listener, now_ms)
-        ask.sampling.max_tokens = _tokens_max(ask, replica.context_tokens)
-        self.conversations.begin(completion, replica, draws, now_ms)
+        begun = False
+        try:
+            draws = self._draw(ask, key, replica, now_ms)
+            if isinstance(draws, int):
+                return draws
+            completion = Completion(self.conversations, ask, key, listener, now_ms)
+            ask.sampling.max_tokens = _tokens_max(ask, replica.context_tokens)
+            self.conversations.begin(completion, replica, draws, now_ms)
+            begun = True
+        finally:
+            if not begun:
+                for _ in range(ask.choices):
+                    self.limits.give_back(key.id)
         return completion
 
     async def submit(
@@ -175,14 +189,21 @@ class Serving:
         question = Query(what=what, args=args, at_least_offset=at_least_offset)
         return _answer(await self._speech.ask("query", question, parameters.query_timeout_ms))
 
-    async def command(self, order: Order, args: dict[str, str]) -> Answer | None:
-        """Repeated under the same id until answered. None: whether it was done is not known."""
-        body = Command(id="cmd_" + self.ids.ulid(), order=order, args=args)
+    async def command(
+        self, order: Order, args: dict[str, str], command: str | None = None
+    ) -> Answer | None:
+        """Repeated under the same id until answered. None: whether it was done is not known; who
+        gives the same id again learns it."""
+        body = Command(id=command or "cmd_" + self.ids.ulid(), order=order, args=args)
         return _answer(await self._speech.ask_again("command", body, parameters.query_timeout_ms))
 
     def _receive(self, delivery: Delivery) -> None:
         sender = subjects.sender_of(delivery.subject)
         verb = subjects.verb_of(delivery.subject)
+        allowed = _SENDERS.get(verb)
+        if allowed is None or not sender.startswith(allowed):
+            self._complain(sender, verb, "it may not")
+            return
         try:
             body = self._guard.open(sender, delivery.payload)
             if verb == "frames":
@@ -190,14 +211,25 @@ class Serving:
                 self.conversations.receive(NodeId(sender), words)
             else:
                 self._told(verb, body)
-        except (envelope.MalformedError, envelope.ReplayedError, msgspec.DecodeError):
-            self.dropped += 1
+        except (envelope.MalformedError, msgspec.DecodeError) as error:
+            self._complain(sender, verb, str(error))
+        except envelope.ReplayedError:
+            return
+
+    def _complain(self, sender: str, verb: str, why: str) -> None:
+        """Once for each sender and verb: who says nonsense must not fill the disk either."""
+        if (sender, verb) not in self._complained and len(self._complained) < _COMPLAINTS_MAX:
+            self._complained.add((sender, verb))
+            _log.warning("%s said %r: %s", sender, verb, why)
 
     def _told(self, verb: str, body: memoryview) -> None:
         match verb:
             case "settled":
                 told = money.settled_decoder.decode(body)
                 self.purses.settled(told, self.conversations.is_live)
+                for item in told.items:
+                    if item.countersigned:
+                        self._countersigner.stored(item.request, item.attempt)
             case "replicas":
                 if not self.table.receive(membership.replicas_decoder.decode(body)):
                     self._greet_soon()
@@ -207,8 +239,6 @@ class Serving:
                     self.keys.drop(notice.name)
             case "regreet":
                 self._greet_soon()
-            case _:
-                self.dropped += 1
 
     def _greet_soon(self) -> None:
         if self._greeting is None or self._greeting.done():
@@ -216,30 +246,37 @@ class Serving:
 
     async def _greet(self) -> None:
         """Until a coordinator has told the whole table."""
-        greet = Greet(public_key=self._signer.public_key, version=VERSION)
+        greet = Greet(public_key=self._signer.public_key, version=potluck.__version__)
         while True:
-            body = await self._speech.ask("greet", greet, parameters.query_timeout_ms)
-            if body is not None and self._learn(body):
-                return
+            try:
+                body = await self._speech.ask("greet", greet, parameters.query_timeout_ms)
+                if body is not None and self._learn(body):
+                    return
+            except Exception:
+                _log.exception("a greeting failed")
             await self.clock.sleep_ms(parameters.greet_repeat_ms)
 
     def _learn(self, body: memoryview) -> bool:
         try:
             return self.table.receive(membership.replicas_decoder.decode(body))
         except msgspec.DecodeError:
-            self.dropped += 1
             return False
 
     async def _tick_forever(self) -> None:
-        countersigned_ms = self.clock.now_ms()
+        ticked_ms = countersigned_ms = self.clock.now_ms()
         while True:
             await self.clock.sleep_ms(parameters.acknowledge_every_ms)
             now_ms = self.clock.now_ms()
+            late_ms = now_ms - ticked_ms - parameters.acknowledge_every_ms
+            ticked_ms = now_ms
             try:
+                if late_ms > parameters.silence_timeout_ms // 2:
+                    # This process stood still; what was said meanwhile is still to be read.
+                    self.conversations.forgive(late_ms)
                 self.conversations.tick(now_ms)
                 if now_ms - countersigned_ms >= parameters.countersign_tick_ms:
                     countersigned_ms = now_ms
-                    self._countersigner.send()
+                    self._countersigner.send(now_ms)
                     self.purses.tick(now_ms)
             except Exception:
                 # One bad request must not stop the clock of all others.

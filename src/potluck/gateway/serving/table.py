@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from potluck.core import replicas
-from potluck.core.pricing import Price
+from potluck.core import parameters, replicas
 from potluck.core.replicas import Replica
 from potluck.messages.membership import Replicas, WireReplica
+from potluck.messages.serving import price_of
 
 
 class ReplicaTable:
@@ -18,10 +18,7 @@ class ReplicaTable:
     @property
     def usable(self) -> bool:
         """Whether any model could be served now."""
-        return any(
-            replica.ready and replica.liveness == "alive"
-            for replica in self._table.replicas.values()
-        )
+        return any(replica.usable for replica in self._table.replicas.values())
 
     @property
     def models(self) -> Sequence[str]:
@@ -57,7 +54,22 @@ class ReplicaTable:
         self._by_model = {}
         for key in sorted(table.replicas):
             replica = table.replicas[key]
+            if not _plausible(replica):
+                continue
             self._by_model.setdefault(replica.model, []).append(replica)
+
+
+def _plausible(replica: Replica) -> bool:
+    """Its numbers come from a node, by way of a coordinator: money is reserved by them."""
+    price = replica.price
+    most_micro = parameters.plausible_price_micro_max
+    return (
+        1 <= replica.context_tokens <= parameters.plausible_context_tokens_max
+        and 1 <= replica.slots <= parameters.plausible_slots_max
+        and 0 <= price.input_micro_per_mtok <= most_micro
+        and 0 <= price.output_micro_per_mtok <= most_micro
+        and 0 <= price.fee_basis_points < 10_000
+    )
 
 
 def _replica(wire: WireReplica) -> Replica:
@@ -67,11 +79,7 @@ def _replica(wire: WireReplica) -> Replica:
         digest=wire.digest,
         context_tokens=wire.context_tokens,
         slots=wire.slots,
-        price=Price(
-            input_micro_per_mtok=wire.price.input_micro_per_mtok,
-            output_micro_per_mtok=wire.price.output_micro_per_mtok,
-            fee_basis_points=wire.price.fee_basis_points,
-        ),
+        price=price_of(wire.price),
         liveness=wire.liveness,
         ready=wire.ready,
     )
