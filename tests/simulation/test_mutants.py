@@ -12,6 +12,7 @@ from potluck.coordinator import reconcile, settlement
 from potluck.core import holds as hold_rules
 from potluck.core.delivery import Inbound, Outbound
 from potluck.core.pricing import Cost
+from potluck.core.refusals import Refusal
 from potluck.gateway.serving.conversations import Conversations
 from potluck.gateway.serving.purses import Held
 from potluck.simulator import world
@@ -126,6 +127,10 @@ def waiting_tokens_are_billed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Conversations, "_abort", greedy)
 
 
+def corrections_leave_the_hold(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hold_rules, "unsettle", lambda hold, amount_micro: Refusal.HOLD_VOIDED)
+
+
 MUTANTS = [
     Mutant("chunks in any order", no_order, "showed"),
     Mutant("a void that gives nothing back", lost_void, "pending"),
@@ -136,6 +141,7 @@ MUTANTS = [
     Mutant("a node is told once what to serve", deployed_once, "at the end"),
     Mutant("acknowledged before handed on", acknowledged_before_handed_on, "settled more"),
     Mutant("who leaves pays for what waited", waiting_tokens_are_billed, "was billed for"),
+    Mutant("corrections leave the hold", corrections_leave_the_hold, "receipts were paid"),
 ]
 
 

@@ -27,6 +27,7 @@ def test_the_worlds_were_not_idle() -> None:
     assert any(one.node_crash_ms for one in drawn)
     assert any(one.engine_death_ms for one in drawn)
     assert any(one.crash_after_commit for one in drawn)
+    assert any(one.lying for one in drawn)
 
 
 @pytest.mark.parametrize("seed", [0, 3, 13])

@@ -72,7 +72,7 @@ def attach(tx: Tx, signed: Signed, pool: str, sender: str, now_ms: int) -> None:
         if tx.countersignatures.get(delivery.request, delivery.attempt, signed.gateway) is None:
             tx.countersignatures.insert(_row(signed, delivery, body, path, now_ms))
             if receipt is not None and not receipt.refusal:
-                receipt = _correct(tx, receipt, delivery.total_micro, now_ms)
+                receipt = _correct(tx, receipt, delivery, now_ms)
         if receipt is not None:
             told.setdefault(receipt.hold, []).append(_item(receipt))
     subject = subjects.subject(pool, sender, "settled", signed.gateway)
@@ -80,11 +80,13 @@ def attach(tx: Tx, signed: Signed, pool: str, sender: str, now_ms: int) -> None:
         tx.outbox.add(subject, envelope.encode(Settled(hold=hold, items=items)))
 
 
-def _correct(tx: Tx, row: ReceiptRow, countersigned_micro: int, now_ms: int) -> ReceiptRow:
+def _correct(tx: Tx, row: ReceiptRow, delivery: Delivery, now_ms: int) -> ReceiptRow:
     settled = Cost(provider_micro=row.provider_micro, fee_micro=row.fee_micro)
+    receipt = words.receipt_decoder.decode(row.body)
+    price = settlement.price_of(receipt)
+    countersigned_micro = settlement.allowed(receipt, price, delivery)
     if settled.total_micro <= countersigned_micro:
         return row
-    price = settlement.price_of(words.receipt_decoder.decode(row.body))
     back = receipts.correction(settled, countersigned_micro, price)
     _give_back(tx, row, back, now_ms)
     events.record(

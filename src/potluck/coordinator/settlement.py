@@ -21,9 +21,9 @@ from potluck.core.receipts import Claim
 from potluck.core.refusals import Refusal
 from potluck.messages import envelope, subjects
 from potluck.messages import money as words
-from potluck.messages.money import Receipt, ReceiptBatch, ReceiptsAck, Settled, Settlement
+from potluck.messages.money import Delivery, Receipt, ReceiptBatch, ReceiptsAck, Settled, Settlement
 from potluck.ports.keys import Verifier
-from potluck.ports.store import HoldRow, ReceiptRow, TransferKind, Tx
+from potluck.ports.store import CountersignatureRow, HoldRow, ReceiptRow, TransferKind, Tx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,24 +186,25 @@ def _settle_one(sitting: _Sitting, proven: Proven) -> Outcome | None:
         return _refuse(sitting, proven, Refusal.ID_REUSED, None)
     said = tx.countersignatures.get(receipt.request, receipt.attempt, receipt.gateway)
     claim = _claim(receipt, price)
+    allowed_micro = None if said is None else allowed(receipt, price, said)
     verdict = receipts.judge(
         claim,
         sender=sitting.batch.node,
         hold=None if row is None else sitting.hold(row),
         seal_ok=bound is not None or row is None,
         paid_before_micro=paid_before_micro,
-        countersigned_micro=None if said is None else said.total_micro,
+        countersigned_micro=allowed_micro,
     )
     if not isinstance(verdict, Refusal) and not sitting.served(receipt.model):
         verdict = Refusal.DIGEST_MISMATCH
     if isinstance(verdict, Refusal):
         return _refuse(sitting, proven, verdict, bound)
     assert bound is not None
-    if sitting.waits(claim, bound, paid_before_micro, None if said is None else said.total_micro):
+    if sitting.waits(claim, bound, paid_before_micro, allowed_micro):
         return None
     _pay(sitting, receipt, bound, verdict)
-    if said is not None:
-        _compare(sitting, receipt, claim.claimed.total_micro, said.total_micro)
+    if allowed_micro is not None:
+        _compare(sitting, receipt, claim.claimed.total_micro, allowed_micro)
     tx.receipts.insert(
         _row(sitting, proven, receipt.receipt, bound.hold.account, verdict, refusal="")
     )
@@ -214,6 +215,14 @@ def _settle_one(sitting: _Sitting, proven: Proven) -> Outcome | None:
         gateway=bound.hold.gateway,
         countersigned=said is not None,
     )
+
+
+def allowed(receipt: Receipt, price: Price, said: Delivery | CountersignatureRow) -> int:
+    """The most that its gateway's word leaves of a receipt."""
+    return receipts.fair_micro(
+        price, receipt.prompt_tokens, bill_prompt=receipt.bill_prompt,
+        delivered_tokens=said.delivered_tokens, total_micro=said.total_micro,
+    )  # fmt: skip
 
 
 def _compare(

@@ -87,6 +87,18 @@ def due_for(price: Price, prompt_tokens: int, completion_tokens: int, *, bill_pr
     return pricing.cost(price, prompt_tokens=billed_prompt, completion_tokens=completion_tokens)
 
 
+def fair_micro(
+    price: Price, prompt_tokens: int, *, bill_prompt: bool, delivered_tokens: int, total_micro: int
+) -> int:
+    """What a countersignature allows for a receipt.
+
+    A gateway whose request was cut off knows the tokens it handed on, but its total is only a
+    bound, since it was never told the prompt's tokens.
+    """
+    due = due_for(price, prompt_tokens, delivered_tokens, bill_prompt=bill_prompt)
+    return min(total_micro, due.total_micro)
+
+
 def correction(settled: Cost, countersigned_micro: int, price: Price) -> Cost:
     """What a late countersignature takes back from provider and pool; zero if it agrees."""
     fair = pricing.capped(settled, countersigned_micro, price)

@@ -20,6 +20,8 @@ class Faults:
     engine_death_ms: int | None = None
     crash_after_commit: float = 0.0
     """Chance for each transaction that the coordinator dies between record and tell."""
+    lying: bool = False
+    """One node's receipts claim more than was delivered (simulator/liar)."""
 
 
 CALM = Faults()
@@ -35,6 +37,7 @@ def draw(rng: random.Random) -> Faults:
         node_crash_ms=rng.choice((None, 10_000, 60_000)),
         engine_death_ms=rng.choice((None, 20_000)),
         crash_after_commit=rng.choice((0.0, 0.0, 0.002)),
+        lying=rng.choice((False, True)),
     )
 
 

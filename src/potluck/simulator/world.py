@@ -25,7 +25,7 @@ from potluck.core.ids import AccountId, CoordinatorId, Digest, KeyId, gateway_id
 from potluck.core.pricing import Price
 from potluck.gateway.serving.serving import Serving
 from potluck.messages.membership import Manifest, Source
-from potluck.ports.bus import BusClosedError, Delivery
+from potluck.ports.bus import Bus, BusClosedError, Delivery
 from potluck.ports.models import Progress
 from potluck.ports.store import ResultT, StoreUnavailableError, Tx
 from potluck.simulator import checkers, faults, machine
@@ -33,12 +33,14 @@ from potluck.simulator.clock import LoopClock
 from potluck.simulator.engine import FakeRuntime
 from potluck.simulator.faults import Faults, Weather
 from potluck.simulator.ids import SeededIds
+from potluck.simulator.liar import LyingBus
 from potluck.simulator.loop import VirtualTimeLoop
 from potluck.simulator.machine import Machine
 from potluck.simulator.network import Network
 from potluck.simulator.workload import MODEL, Requester, Story
 
 POOL = "home"
+LIAR = "node-1"
 COORDINATOR = CoordinatorId("co_SIMULATED")
 OWNER, PROVIDER = AccountId("acc_owner"), AccountId("acc_provider")
 KEY_HASH = hashlib.sha256(b"pk_simulated").hexdigest()
@@ -122,6 +124,7 @@ class World:
         self.messages = 0
         self.broken: BaseException | None = None
         self._folder = folder
+        self._lying = self.weather.faults.lying
         self._nodes = [f"node-{index}" for index in range(1, nodes + 1)]
         self._requesters = requesters
         self._machines: dict[str, Machine] = {}
@@ -168,7 +171,7 @@ class World:
             2 * parameters.hold_life_ms + parameters.hold_grace_ms + 2 * parameters.hold_renewal_ms
         )
         self._check()
-        checkers.bills(self.books, self.stories)
+        checkers.bills(self.books, self.stories, lying=self._lying)
         checkers.finished(self.books, self.stories)
         await self._probe()
         busy = [name for name, one in self.runtimes.items()
@@ -193,7 +196,7 @@ class World:
         checkers.books(self.books)
         checkers.streams(self.stories)
         if self.gateway is not None:
-            checkers.purses(self.books, self.gateway)
+            checkers.purses(self.books, self.gateway, lying=self._lying)
 
     def _person(self, name: str) -> Requester:
         return Requester(
@@ -239,9 +242,12 @@ class World:
     async def _node(self, name: str, one: Machine) -> None:
         signer = self._signers[name]
         runtime = self.runtimes[name] = FakeRuntime()
+        bus: Bus = one.connect(self.network, node_id(signer.public_key))
+        if name == LIAR:
+            bus = LyingBus(bus, signer, lambda: self.weather.faults.lying)
         agent = Agent(
             pool=POOL, name=name, account=PROVIDER, signer=signer, clock=self.clock,
-            bus=one.connect(self.network, node_id(signer.public_key)), ids=self._ids[name],
+            bus=bus, ids=self._ids[name],
             runtime=runtime, models=ImaginedModels(), accelerators=accelerators.NoAccelerators(),
             data=self._folder / name, threads=1, tier=("full", "imagined"),
         )  # fmt: skip

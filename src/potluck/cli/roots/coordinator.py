@@ -39,7 +39,13 @@ def _founding(pool: founding.PoolFile) -> bootstrap.Founding:
 async def serve(folder: DataFolder, url: str, stopping: asyncio.Event) -> None:
     pool = founding.read(folder)
     clock, ids = SystemClock(), UlidIds(folder.root / "coordinator.boot")
-    store = await open_store(folder.database)
+    loop = asyncio.get_running_loop()
+
+    def on_broken() -> None:
+        """Without its database it is of no use: it ends, and is started again."""
+        loop.call_soon_threadsafe(stopping.set)
+
+    store = await open_store(folder.database, on_broken)
     try:
         await store.transact(lambda tx: bootstrap.ensure(tx, _founding(pool), clock.wall_ms(), ids))
         bus = await NatsBus.connect(
