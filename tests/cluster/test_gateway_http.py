@@ -1,6 +1,7 @@
 """The gateway's HTTP side on real sockets: uvicorn on loopback, a scripted pool behind it."""
 
 import asyncio
+import gc
 import json
 import random
 import socket
@@ -15,11 +16,13 @@ import uvloop
 from potluck.adapters.clock import SystemClock
 from potluck.adapters.keys import Ed25519Signer
 from potluck.core import parameters
-from potluck.core.ids import gateway_id
+from potluck.core.ids import KeyId, gateway_id
 from potluck.gateway.http import server
+from potluck.gateway.http.protocol import TokenPathProtocol
 from potluck.gateway.serving.serving import Serving
-from potluck.messages.queries import Answer
+from potluck.messages.queries import Answer, KeyRecord
 from potluck.messages.serving import Failed, Infer, KeepAlive
+from potluck.messages.views import KeyView
 from potluck.simulator.ids import SeededIds
 from potluck.simulator.network import Network
 from tests.cluster import scripted_pool as script
@@ -39,6 +42,17 @@ class Site:
     def __init__(self, http: httpx.AsyncClient, port: int, pool: Coordinator, node: Node) -> None:
         self.http, self.port, self.pool, self.node = http, port, pool, node
         self.serving: Serving
+
+    def connections(self) -> int:
+        """How many the gateway still holds open."""
+        return len(self.protocols())
+
+    def protocols(self) -> list[TokenPathProtocol]:
+        return [
+            one for one in gc.get_objects()
+            if isinstance(one, TokenPathProtocol) and one.parser is not None
+            and one.transport is not None
+        ]  # fmt: skip
 
     async def chat(self, body: Any = None, key: str = KEY, **fields: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"}
@@ -201,6 +215,13 @@ def test_logprobs_and_choices() -> None:
         assert len(entries) == 4
 
     serve(test, with_logprobs)
+
+
+def key_view(name: str, *, admin: bool = False) -> KeyView:
+    return KeyView(
+        id=name, account="acc_alice", name="k", admin=admin, created_ms=1, expires_ms=None,
+        revoked_ms=None,
+    )  # fmt: skip
 
 
 # ruff: noqa: E501
@@ -410,6 +431,7 @@ def test_other_paths_and_methods() -> None:
         upgrade = request(b"{}", b"connection: upgrade", b"upgrade: websocket")
         assert b"400" in (await site.raw(upgrade, until=b"}"))[:20]
         site.pool.away = True
+        await asyncio.sleep(parameters.readiness_kept_ms / 1000)
         unready = await http.get("/readyz")
         assert (unready.status_code, unready.json()["error"]["code"]) == (
             503, "coordinator_unavailable",
@@ -442,14 +464,17 @@ def test_native_api() -> None:
         body = {"amount_micro": 5}
         assert (await http.post(deposit, json=body, headers=mine)).status_code == 403
         assert (await http.post(deposit, json=body, headers=admin)).status_code == 200
+        site.pool.answers["create_key"] = Answer("", 42, msgspec.json.encode(key_view("key_9")))
         made = await http.post("/api/v1/keys", json={"name": "k", "life_s": 60}, headers=mine)
         assert made.status_code == 201
+        shown = made.json()["key"]
         command = site.pool.of("command")[-1]
-        expires_ms = int(command.args.pop("expires_ms"))  # type: ignore[attr-defined]
-        assert abs(expires_ms - SystemClock().wall_ms() - 60_000) < 30_000
         assert command.args == {  # type: ignore[attr-defined]
-            "account": "acc_alice", "name": "k", "admin": "0",
+            "account": "acc_alice", "name": "k", "admin": "0", "life_ms": "60000",
+            "hash": script.sha(shown),
         }  # fmt: skip
+        assert shown not in str(site.pool.heard), "a key never travels"
+        assert len(shown) == 46
         greedy = {"name": "k", "admin": True}
         assert (await http.post("/api/v1/keys", json=greedy, headers=mine)).status_code == 403
         listed = (await http.get("/api/v1/receipts?limit=5&min_offset=9", headers=mine)).status_code
@@ -507,3 +532,237 @@ def test_many_at_once(stream: bool) -> None:
         assert len({response.headers["x-potluck-receipt"] for response in responses}) == 60
 
     serve(test)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def test_a_body_of_single_bytes_is_counted_as_it_comes() -> None:
+    async def test(site: Site) -> None:
+        body = json.dumps(ASK).encode()
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\nx-trailer: y\r\n\r\n"
+        head = request(b"", b"transfer-encoding: chunked", b"connection: close")
+        head = head.replace(b"content-length: 0\r\n", b"")
+        assert (await site.raw(head + chunks)).startswith(b"HTTP/1.1 200 OK")
+        endless_chunks = b"1\r\nx\r\n" * 20_000
+        parameters_max = parameters.body_bytes_max
+        try:
+            parameters.body_bytes_max = 10_000  # type: ignore[misc]
+            got = await site.raw(head + endless_chunks)
+        finally:
+            parameters.body_bytes_max = parameters_max  # type: ignore[misc]
+        assert got.startswith(b"HTTP/1.1 413 ")
+
+    serve(test)
+
+
+def test_without_a_key_no_body_is_awaited() -> None:
+    async def test(site: Site) -> None:
+        for path in (CHAT, "/api/v1/accounts", "/api/v1/nowhere"):
+            head = (
+                f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 4000000\r\n"
+                "content-type: application/json\r\n\r\n"
+            )
+            got = await site.raw(head.encode(), until=b"invalid_key")
+            assert got.startswith(b"HTTP/1.1 401 "), path
+        unknown = request(b"", key="pk_" + "u" * 43).replace(b"length: 0", b"length: 4000000")
+        assert (await site.raw(unknown, until=b"invalid_key")).startswith(b"HTTP/1.1 401 ")
+
+    serve(test)
+
+
+def test_native_bodies_are_bounded() -> None:
+    async def chunks() -> Any:
+        for _ in range(64):
+            yield b" " * 65_536
+
+    async def test(site: Site) -> None:
+        headers = {"authorization": f"Bearer {ADMIN_KEY}", "content-type": "application/json"}
+        for body in (b" " * 1_000_000, chunks()):
+            response = await site.http.post("/api/v1/accounts", content=body, headers=headers)
+            assert response.status_code == 413
+        assert site.pool.count("command") == 0
+
+    serve(test)
+
+
+def test_heads_are_bounded() -> None:
+    async def test(site: Site) -> None:
+        whole = request(json.dumps(ASK).encode(), b"x-filler: " + b"f" * 20_000)
+        get = b"GET /healthz HTTP/1.1\r\nhost: x\r\nx-filler: " + b"f" * 200_000 + b"\r\n\r\n"
+        for data in (whole, get, get[:-4] + b"f" * 200_000):
+            assert (await site.raw(data, until=b"head_too_large")).startswith(b"HTTP/1.1 431 ")
+        fits = request(
+            json.dumps(ASK).encode(), b"x-filler: " + b"f" * 15_000, b"connection: close"
+        )
+        assert (await site.raw(fits)).startswith(b"HTTP/1.1 200 ")
+
+    serve(test)
+
+
+def test_requests_that_do_not_arrive_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "request_arrival_ms", 200)
+    monkeypatch.setattr(parameters, "connection_look_ms", 20)
+    whole = request(json.dumps(ASK).encode(), b"connection: close")
+    native = request(b"{}", path=b"/api/v1/accounts").replace(b"length: 2", b"length: 9")
+
+    async def test(site: Site) -> None:
+        for data in (whole[:40], whole[:-1], native):
+            got = await site.raw(data, until=b"client_too_slow")
+            assert got.startswith(b"HTTP/1.1 408 "), data
+        assert await site.raw(b"") == b""
+        assert (await site.raw(whole)).startswith(b"HTTP/1.1 200 ")
+
+    serve(test)
+
+
+def test_refusals_that_nobody_reads_stop_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "slow_client_timeout_ms", 500)
+    monkeypatch.setattr(parameters, "connection_look_ms", 20)
+    keyless = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+
+    async def test(site: Site) -> None:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", site.port))
+        sent = 0
+        while sent < 256 << 20:
+            try:
+                await asyncio.wait_for(loop.sock_sendall(sock, keyless * 500), 10)
+            except OSError:
+                break
+            sent += len(keyless) * 500
+        sock.close()
+        assert sent < 64 << 20
+        assert (await site.chat()).status_code == 200
+
+    serve(test)
+
+
+def test_many_pipelined_refusals_are_all_answered() -> None:
+    keyless = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"
+
+    async def test(site: Site) -> None:
+        streamed = request(json.dumps({**ASK, "stream": True}).encode())
+        got = await site.raw(
+            streamed + keyless * 3_000 + keyless.replace(b"host", b"connection: close\r\nhost")
+        )
+        assert got.count(b"HTTP/1.1 200") == 1
+        assert got.count(b"HTTP/1.1 401") == 3_001
+
+    serve(test)
+
+
+def test_connections_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "connections_max", 3)
+
+    async def test(site: Site) -> None:
+        held = [await asyncio.open_connection("127.0.0.1", site.port) for _ in range(3)]
+        assert (await site.raw(b"")).startswith(b"HTTP/1.1 503 ")
+        for _, writer in held:
+            writer.close()
+
+    serve(test)
+
+
+def test_an_unread_answer_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "slow_client_timeout_ms", 300)
+    monkeypatch.setattr(parameters, "connection_look_ms", 20)
+
+    async def large(node: Node, infer: Infer) -> None:
+        node.say(script.accepted(infer))
+        for seq in range(40):
+            node.say(chunk(infer, seq, b"y" * 80_000, 0))
+            await asyncio.sleep(0.001)
+        node.say(done(infer, 39, completion=0))
+
+    async def test(site: Site) -> None:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_connect(sock, ("127.0.0.1", site.port))
+        await loop.sock_sendall(sock, request(json.dumps(ASK).encode(), b"connection: close"))
+        await until(lambda: site.serving.limits.in_flight == 1)
+        await until(lambda: site.serving.limits.in_flight == 0)
+        await until(lambda: site.connections() == 0)
+        sock.close()
+
+    serve(test, large)
+
+
+def test_what_a_key_may_not_do() -> None:
+    async def test(site: Site) -> None:
+        mine, admin = ({"authorization": f"Bearer {key}"} for key in (KEY, ADMIN_KEY))
+        site.pool.answers["create_key"] = Answer("", 42, msgspec.json.encode(key_view("key_9")))
+        listed = {"data": [key_view("key_2", admin=True), key_view("key_7")]}
+        site.pool.answers["keys"] = Answer("", 42, msgspec.json.encode(listed))
+
+        async def create(key: str, **fields: Any) -> httpx.Response:
+            headers = {"authorization": f"Bearer {key}"}
+            return await site.http.post("/api/v1/keys", json=fields, headers=headers)
+
+        brief = "pk_" + "c" * 43
+        record = KeyRecord(KeyId("key_3"), script.ALICE, None, 3_600_000, False)
+        site.pool.keys[script.sha(brief)] = record
+        assert (await create(brief, life_s=7_200)).json()["error"]["param"] == "life_s"
+        assert (await create(brief, life_s=60)).status_code == 201
+        assert (await create(brief)).status_code == 201
+        life_ms = int(site.pool.of("command")[-1].args["life_ms"])  # type: ignore[attr-defined]
+        assert 0 < life_ms <= 3_600_000
+        assert (await create(KEY, admin=True)).status_code == 403
+        refused = await site.http.delete("/api/v1/keys/key_2", headers=mine)
+        assert refused.json()["error"]["code"] == "forbidden"
+        assert (await site.http.delete("/api/v1/keys/key_7", headers=mine)).status_code == 200
+        assert (await site.http.delete("/api/v1/keys/key_8", headers=mine)).status_code == 404
+        assert (await site.http.delete("/api/v1/keys/key_2", headers=admin)).status_code == 200
+
+    serve(test)
+
+
+def test_a_repeated_deposit_is_one_command() -> None:
+    async def test(site: Site) -> None:
+        headers = {"authorization": f"Bearer {ADMIN_KEY}"}
+        deposit, body = "/api/v1/accounts/acc_alice/deposit", {"amount_micro": 5}
+        for once in ("a", "a", "b", None, None):
+            more = {} if once is None else {"idempotency-key": once}
+            sent = await site.http.post(deposit, json=body, headers=headers | more)
+            assert sent.status_code == 200
+        ids = [command.id for command in site.pool.of("command")]  # type: ignore[attr-defined]
+        assert ids[0] == ids[1]
+        assert len(set(ids)) == 4
+        assert all(len(one) <= parameters.id_letters_max for one in ids)
+        long = headers | {"idempotency-key": "k" * 300}
+        assert (await site.http.post(deposit, json=body, headers=long)).status_code == 400
+        far = await site.http.get("/api/v1/nodes?min_offset=" + "9" * 30, headers=headers)
+        assert (far.status_code, far.json()["error"]["param"]) == (400, "min_offset")
+
+    serve(test)
+
+
+def test_readiness_is_asked_about_once_a_second() -> None:
+    async def test(site: Site) -> None:
+        before = site.pool.count("query")
+        answers = await asyncio.gather(*[site.http.get("/readyz") for _ in range(50)])
+        assert all(one.status_code == 200 for one in answers)
+        assert 1 <= site.pool.count("query") - before <= 3
+
+    serve(test)
+
+
+def test_an_unstreamed_answer_survives_its_node() -> None:
+    async def dies_once(node: Node, infer: Infer) -> None:
+        node.say(script.accepted(infer), chunk(infer, 0, b"Once"))
+        node.say(Failed(infer.request, infer.attempt, "engine_failed", "it died"))
+
+    async def test(site: Site) -> None:
+        response = await site.chat()
+        assert (response.status_code, response.json()["error"]["code"]) == (502, "engine_failed")
+        held = site.serving.purses.all()[0]
+        assert held.purse.outstanding_micro == held.purse.granted_micro == 0
+
+    serve(test, dies_once)

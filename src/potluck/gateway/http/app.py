@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from potluck.core.refusals import Refusal
-from potluck.gateway.http import access, errors, models
+from potluck.gateway.http import access, errors, gate, models
 from potluck.gateway.http.asgi import App, Receive, Scope, Send, header, send_document, send_problem
 from potluck.gateway.http.errors import Problem
 from potluck.gateway.serving.serving import Serving
@@ -24,8 +24,10 @@ def create(serving: Serving, native: Callable[[], Awaitable[App]]) -> App:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http"
         path: str = scope["path"]
-        if path.startswith("/api/v1/") or path == "/api/v1":
-            await (await native())(scope, receive, send)
+        if path.startswith(gate.PREFIX + "/") or path == gate.PREFIX:
+            admitted = await gate.admit(serving, scope, receive, send)
+            if admitted is not None:
+                await (await native())(scope, admitted, send)
         elif path == CHAT_PATH:
             await _chat(scope, send)
         elif path in _PAGES or path.startswith("/v1/models/"):
@@ -77,7 +79,7 @@ async def _ready(serving: Serving, _scope: Scope) -> bytes | Problem:
         return Problem(Refusal.COORDINATOR_UNAVAILABLE, "No coordinator has answered yet.")
     if not serving.table.usable:
         return Problem(Refusal.NO_CAPACITY, "No node has a model ready.")
-    if await serving.query("status", {}) is None:
+    if not await serving.coordinator_answers():
         return Problem(Refusal.COORDINATOR_UNAVAILABLE)
     return msgspec.json.encode({"status": "ready", "models": list(serving.table.models)})
 

@@ -13,6 +13,23 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
+async def read_body(receive: Receive, bytes_max: int) -> bytes | None:
+    """None: it is larger. What came so far is dropped then."""
+    parts: list[bytes] = []
+    size_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return b"".join(parts)  # The client left; whoever answers will notice.
+        part = message.get("body", b"")
+        size_bytes += len(part)
+        if size_bytes > bytes_max:
+            return None
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
 async def send_document(send: Send, status: int, body: bytes, headers: Headers) -> None:
     length = (b"content-length", b"%d" % len(body))
     start = {"type": "http.response.start", "status": status, "headers": [*headers, length]}

@@ -43,6 +43,12 @@ class Problem:
     param: str | None = None
 
 
+class ProblemError(Exception):
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.refusal)
+        self.problem = problem
+
+
 class _Error(msgspec.Struct):
     message: str
     type: str

@@ -36,10 +36,10 @@ class Exchange:
     message_event: Final = _Nobody()
 
     __slots__ = (
-        "_body", "_body_bytes", "_completion", "_digest", "_discarding", "_expects", "_finding",
-        "_frames", "_headers_sent", "_parsed", "_problem", "_protocol", "_request_id", "_serving",
-        "_started", "_started_ms", "_task", "_whole", "chunked", "disconnected", "keep_alive",
-        "response_complete",
+        "_awaiting", "_body", "_body_bytes", "_completion", "_digest", "_discarding", "_expects",
+        "_finding", "_frames", "_headers_sent", "_parsed", "_problem", "_protocol", "_request_id",
+        "_serving", "_started", "_started_ms", "_task", "_whole", "chunked", "disconnected",
+        "keep_alive", "response_complete",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +66,7 @@ class Exchange:
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._whole = False
+        self._awaiting = False
         self._finding = False
         self._started = False
         self._discarding = False
@@ -93,15 +94,17 @@ class Exchange:
     def begin(self) -> None:
         self._started = True
         self._started_ms = self._serving.clock.now_ms()
+        if self._whole:
+            self._admit()
+
+    def await_rest(self) -> None:
+        """What was read did not hold all of it. Who may not ask need not send the rest."""
+        if self._awaiting or self.response_complete:
+            return
+        self._awaiting = True
         if self._problem is not None:
             self._refuse(self._problem)
-        elif self._whole:
-            self._admit()
-        else:
-            self._await_body()
-
-    def _await_body(self) -> None:
-        """Who may not ask need not send it all."""
+            return
         known = self._serving.key_cached(self._digest)
         if known is None:
             self._find_key_soon()
@@ -146,6 +149,9 @@ class Exchange:
     # Admission
 
     def _admit(self) -> None:
+        if self._problem is not None:
+            self._refuse(self._problem)
+            return
         known = self._serving.key_cached(self._digest)
         if known is None:
             self._find_key_soon()

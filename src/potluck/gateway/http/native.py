@@ -1,82 +1,51 @@
 """`/api/v1`: the network's own API, in a framework that documents it.
 
 The gateway has no database: each read is a query, each write a command to a coordinator, whose JSON
-goes through unchanged. What a key may see is decided here: an admin's all, others' only their own.
+goes through unchanged. What a key may see and do is in `rights`; `gate` has read the key and the
+body before.
 """
 
-import re
+import hashlib
 from collections.abc import AsyncIterator
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
-from fastapi import Depends, FastAPI, Path, Query, Request, Response
+from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import StreamingResponse
-from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
-from swagger_ui_bundle import swagger_ui_path
 
 import potluck
 from potluck.core import parameters
 from potluck.core.refusals import Refusal
-from potluck.gateway.http import access, errors
+from potluck.gateway.http import access, errors, openapi, rights
 from potluck.gateway.http.asgi import App
-from potluck.gateway.http.errors import Problem
+from potluck.gateway.http.errors import Problem, ProblemError
+from potluck.gateway.http.gate import PREFIX
 from potluck.gateway.serving.serving import Serving
 from potluck.messages import views
-from potluck.messages.queries import Answer, KeyRecord
+from potluck.messages.queries import Answer, KeyRecord, Order, What
 
 OFFSET_HEADER: Final = "x-potluck-offset"
-_PREFIX: Final = "/api/v1"
-_SHOWN: Final[dict[str, Any]] = {
-    "/status": views.StatusView,
-    "/nodes": views.Page[views.NodeView],
-    "/models": views.Page[views.ModelView],
-    "/accounts": views.Page[views.AccountView],
-    "/accounts/{account}": views.AccountView,
-    "/accounts/{account}/deposit": views.AccountView,
-    "/keys": views.Page[views.KeyView],
-    "/keys/{key}": views.KeyView,
-    "/receipts": views.Page[views.ReceiptLineView],
-    "/receipts/{receipt}": views.ReceiptView,
-    "/ledger": views.Page[views.TransferView],
-    "/holds": views.Page[views.HoldView],
-    "/events": views.Page[views.EventView],
-    "/whoami": views.KeyView,
-}
-_CREATED: Final[dict[str, Any]] = {
-    "/accounts": views.AccountView,
-    "/keys": views.CreatedKeyView,
-}
+_OPEN: Final[tuple[What, ...]] = ("status", "nodes", "models")
+_OWNED: Final[tuple[What, ...]] = ("accounts", "keys", "holds")
 
 
 class NewAccount(BaseModel):
-    name: str = Field(min_length=1, max_length=128)
+    name: str = Field(min_length=1, max_length=parameters.name_letters_max)
     kind: str = Field(default="person", pattern="^(person|provider)$")
 
 
 class NewKey(BaseModel):
-    name: str = Field(default="", max_length=128)
-    account: str | None = None
+    name: str = Field(default="", max_length=parameters.name_letters_max)
+    account: str | None = Field(default=None, max_length=parameters.id_letters_max)
     admin: bool = False
-    life_s: int | None = Field(default=None, ge=1, le=10 * 365 * 86_400)
+    life_s: int | None = Field(default=None, ge=1, le=parameters.key_life_s_max)
 
 
 class NewDeposit(BaseModel):
-    amount_micro: int = Field(ge=1, le=2**53)
-
-
-class _ProblemError(Exception):
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.refusal)
-        self.problem = problem
-
-
-class _Keys(msgspec.Struct):
-    data: list[views.KeyView]
+    amount_micro: int = Field(ge=1, le=parameters.amount_micro_max)
 
 
 class _Feed(msgspec.Struct):
@@ -87,9 +56,23 @@ class _Feed(msgspec.Struct):
 Limit = Annotated[int, Query(ge=1, le=parameters.events_page_max)]
 Wait = Annotated[int, Query(ge=0, le=parameters.events_wait_ms)]
 MinOffset = Annotated[
-    int, Query(ge=0, description="Answer only once the event feed has come this far.")
+    int,
+    Query(
+        ge=0,
+        le=parameters.offset_max,
+        description="Answer only once the event feed has come this far.",
+    ),
 ]
-Name = Annotated[str, Path(max_length=128, pattern="^[A-Za-z0-9_.-]+$")]
+After = Annotated[int, Query(ge=0, le=parameters.offset_max)]
+Name = Annotated[str, Path(max_length=parameters.id_letters_max, pattern="^[A-Za-z0-9_.-]+$")]
+Account = Annotated[str | None, Query(max_length=parameters.id_letters_max)]
+Once = Annotated[
+    str | None,
+    Header(
+        alias="idempotency-key",
+        description="The same write under the same key is done once, and answered alike.",
+    ),
+]
 
 
 def create(serving: Serving) -> App:
@@ -100,7 +83,7 @@ def create(serving: Serving) -> App:
     routes = _Routes(serving)
     routes.add_reads(api)
     routes.add_writes(api)
-    _add_documents(api)
+    openapi.add(api)
     _add_problems(api)
     return api
 
@@ -108,22 +91,15 @@ def create(serving: Serving) -> App:
 class _Routes:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._key = Depends(self._who)
-
-    async def _who(self, request: Request) -> KeyRecord:
-        shown = request.headers.get("authorization", "").encode()
-        key = await access.who(self._serving, shown)
-        if isinstance(key, Refusal):
-            raise _ProblemError(Problem(key))
-        return key
+        self._key = Depends(_who)
 
     # Reads
 
     def add_reads(self, api: FastAPI) -> None:
-        for path in ("/status", "/nodes", "/models"):
-            self._add_open(api, path)
-        for path in ("/accounts", "/keys", "/holds"):
-            self._add_owned(api, path)
+        for what in _OPEN:
+            self._add_open(api, what)
+        for what in _OWNED:
+            self._add_owned(api, what)
         self._add_accounts(api)
         self._add_receipts(api)
         self._add_events(api)
@@ -131,14 +107,14 @@ class _Routes:
     def _add_accounts(self, api: FastAPI) -> None:
         key = self._key
 
-        @api.get(_PREFIX + "/accounts/{account}")
+        @api.get(PREFIX + "/accounts/{account}")
         async def account(
             account: Name, who: KeyRecord = key, min_offset: MinOffset = 0
         ) -> Response:
-            _own(who, account)
+            rights.own(who, account)
             return await self._read("account", {"account": account}, min_offset)
 
-        @api.get(_PREFIX + "/whoami")
+        @api.get(PREFIX + "/whoami")
         async def whoami(who: KeyRecord = key) -> Response:
             found = await self._find_key(who.account, who.id)
             return _json(msgspec.json.encode(found))
@@ -146,106 +122,129 @@ class _Routes:
     def _add_receipts(self, api: FastAPI) -> None:
         key = self._key
 
-        @api.get(_PREFIX + "/receipts")
+        @api.get(PREFIX + "/receipts")
         async def receipts(
-            who: KeyRecord = key, account: str | None = None, limit: Limit = 100,
+            who: KeyRecord = key, account: Account = None, limit: Limit = 100,
             min_offset: MinOffset = 0,
         ) -> Response:  # fmt: skip
-            args = {**_scope(who, account), "limit": str(limit)}
+            args = {**rights.scope(who, account), "limit": str(limit)}
             return await self._read("receipts", args, min_offset)
 
-        @api.get(_PREFIX + "/receipts/{receipt}")
+        @api.get(PREFIX + "/receipts/{receipt}")
         async def receipt(
             receipt: Name, who: KeyRecord = key, min_offset: MinOffset = 0
         ) -> Response:
-            args = {"receipt": receipt} | _mine(who)
+            args = {"receipt": receipt} | rights.mine(who)
             return await self._read("receipt", args, min_offset)
 
-        @api.get(_PREFIX + "/ledger")
+        @api.get(PREFIX + "/ledger")
         async def ledger(
-            who: KeyRecord = key, account: str | None = None, cause: str | None = None,
+            who: KeyRecord = key, account: Account = None, cause: Account = None,
             limit: Limit = 100, min_offset: MinOffset = 0,
         ) -> Response:  # fmt: skip
-            args = {**_scope(who, account), "limit": str(limit)}
+            args = {**rights.scope(who, account), "limit": str(limit)}
             if cause is not None:
                 args["cause"] = cause
             return await self._read("ledger", args, min_offset)
 
     def _add_events(self, api: FastAPI) -> None:
-        @api.get(_PREFIX + "/events")
+        @api.get(PREFIX + "/events")
         async def events(
-            who: KeyRecord = self._key, after: Annotated[int, Query(ge=0)] = 0, limit: Limit = 100,
+            who: KeyRecord = self._key, after: After = 0, limit: Limit = 100,
             follow: bool = False, wait_ms: Wait = 0,
         ) -> Response:  # fmt: skip
-            _admin(who)
+            rights.admin(who)
             if follow:
                 return StreamingResponse(self._follow(after), media_type="text/event-stream")
             answer = await self._events(after, limit, wait_ms)
             return _through(answer)
 
-    def _add_open(self, api: FastAPI, path: str) -> None:
+    def _add_open(self, api: FastAPI, what: What) -> None:
         async def read(who: KeyRecord = self._key, min_offset: MinOffset = 0) -> Response:
-            return await self._read(path[1:], {}, min_offset)
+            return await self._read(what, {}, min_offset)
 
-        api.get(_PREFIX + path, name=path[1:])(read)
+        api.get(f"{PREFIX}/{what}", name=what)(read)
 
-    def _add_owned(self, api: FastAPI, path: str) -> None:
+    def _add_owned(self, api: FastAPI, what: What) -> None:
         async def read(
-            who: KeyRecord = self._key, account: str | None = None, min_offset: MinOffset = 0
+            who: KeyRecord = self._key, account: Account = None, min_offset: MinOffset = 0
         ) -> Response:
-            return await self._read(path[1:], _scope(who, account), min_offset)
+            return await self._read(what, rights.scope(who, account), min_offset)
 
-        api.get(_PREFIX + path, name=path[1:])(read)
+        api.get(f"{PREFIX}/{what}", name=what)(read)
 
     # Writes
 
     def add_writes(self, api: FastAPI) -> None:
         key = self._key
 
-        @api.post(_PREFIX + "/accounts", status_code=201)
-        async def create_account(new: NewAccount, who: KeyRecord = key) -> Response:
-            _admin(who)
-            return await self._write("create_account", {"name": new.name, "kind": new.kind}, 201)
+        @api.post(PREFIX + "/accounts", status_code=201)
+        async def create_account(
+            new: NewAccount, who: KeyRecord = key, once: Once = None
+        ) -> Response:
+            rights.admin(who)
+            args = {"name": new.name, "kind": new.kind}
+            command = _command(who, "create_account", once)
+            return _through(await self._order("create_account", args, command), 201)
 
-        @api.post(_PREFIX + "/accounts/{account}/deposit")
-        async def deposit(account: Name, new: NewDeposit, who: KeyRecord = key) -> Response:
-            _admin(who)
+        @api.post(PREFIX + "/accounts/{account}/deposit")
+        async def deposit(
+            account: Name, new: NewDeposit, who: KeyRecord = key, once: Once = None
+        ) -> Response:
+            rights.admin(who)
             args = {"account": account, "amount_micro": str(new.amount_micro)}
-            return await self._write("deposit", args)
+            return _through(await self._order("deposit", args, _command(who, "deposit", once)))
 
-        @api.post(_PREFIX + "/keys", status_code=201)
+        @api.post(PREFIX + "/keys", status_code=201)
         async def create_key(new: NewKey, who: KeyRecord = key) -> Response:
             account = new.account or who.account
-            _own(who, account)
+            rights.own(who, account)
             if new.admin:
-                _admin(who)
-            args = {"account": account, "name": new.name, "admin": str(int(new.admin))}
-            if new.life_s is not None:
-                expires_ms = self._serving.clock.wall_ms() + new.life_s * 1000
-                args["expires_ms"] = str(expires_ms)
-            return await self._write("create_key", args, 201)
+                rights.admin(who)
+            return await self._create_key(new, account, rights.life_ms(who, new.life_s))
 
-        @api.delete(_PREFIX + "/keys/{revoked}")
+        @api.delete(PREFIX + "/keys/{revoked}")
         async def revoke_key(revoked: Name, who: KeyRecord = key) -> Response:
-            return await self._write("revoke_key", {"key": revoked} | _mine(who))
+            if not who.admin:
+                rights.revoke(who, await self._find_key(who.account, revoked))
+            args = {"key": revoked} | rights.mine(who)
+            return _through(await self._order("revoke_key", args))
+
+    async def _create_key(self, new: NewKey, account: str, life_ms: int | None) -> Response:
+        """The key is drawn here, and shown this once: only its hash travels, and is kept."""
+        key = access.draw(self._serving.ids)
+        digest = access.digest(key)
+        args = {"account": account, "name": new.name, "admin": str(int(new.admin)), "hash": digest}
+        if life_ms is not None:
+            args["life_ms"] = str(life_ms)
+        answer = await self._order("create_key", args)
+        made = msgspec.json.decode(answer.data, type=views.KeyView)
+        shown = views.CreatedKeyView(
+            id=made.id,
+            account=made.account,
+            name=made.name,
+            admin=made.admin,
+            expires_ms=made.expires_ms,
+            key=key,
+        )
+        return _json(msgspec.json.encode(shown), 201, {OFFSET_HEADER: str(answer.offset)})
 
     # Coordinators
 
-    async def _read(self, what: Any, args: dict[str, str], min_offset: int) -> Response:
+    async def _read(self, what: What, args: dict[str, str], min_offset: int) -> Response:
         return _through(await self._ask(what, args, min_offset))
 
-    async def _ask(self, what: Any, args: dict[str, str], min_offset: int = 0) -> Answer:
+    async def _ask(self, what: What, args: dict[str, str], min_offset: int = 0) -> Answer:
         return _settled(await self._serving.query(what, args, min_offset))
 
-    async def _write(self, order: Any, args: dict[str, str], status: int = 200) -> Response:
-        return _through(_settled(await self._serving.command(order, args)), status)
+    async def _order(
+        self, order: Order, args: dict[str, str], command: str | None = None
+    ) -> Answer:
+        return _settled(await self._serving.command(order, args, command))
 
     async def _find_key(self, account: str, key: str) -> views.KeyView:
         answer = await self._ask("keys", {"account": account})
-        for found in msgspec.json.decode(answer.data, type=_Keys).data:
-            if found.id == key:
-                return found
-        raise _ProblemError(Problem(Refusal.KEY_NOT_FOUND))
+        return rights.find_key(answer.data, key)
 
     async def _events(self, after: int, limit: int, wait_ms: int) -> Answer:
         """Asks again until something happened, or `wait_ms` have passed."""
@@ -256,7 +255,7 @@ class _Routes:
             left_ms = ends_ms - clock.now_ms()
             if left_ms <= 0 or self._serving.stopping or _events_in(answer):
                 return answer
-            await clock.sleep_ms(min(_POLL_MS, left_ms))
+            await clock.sleep_ms(min(parameters.events_poll_ms, left_ms))
 
     async def _follow(self, after: int) -> AsyncIterator[bytes]:
         """Server-sent events, each with its offset as id; a comment while nothing happens."""
@@ -264,7 +263,7 @@ class _Routes:
         while not self._serving.stopping:
             try:
                 answer = await self._events(offset, 100, parameters.sse_comment_ms)
-            except _ProblemError as error:
+            except ProblemError as error:
                 yield b"event: error\ndata: %b\n\n" % errors.document(error.problem)
                 return
             events = _events_in(answer)
@@ -275,45 +274,33 @@ class _Routes:
                 yield b": keep-alive\n\n"
 
 
-_POLL_MS: Final = 500
+async def _who(request: Request) -> KeyRecord:
+    """Whom the gate has let in."""
+    found: KeyRecord = request.state.key
+    return found
+
+
+def _command(who: KeyRecord, order: Order, once: str | None) -> str | None:
+    """A write's own id, so that one key's words are no other's."""
+    shown = rights.idempotency_key(once)
+    if shown is None:
+        return None
+    return "cmd_" + hashlib.sha256(f"{who.id} {order} {shown}".encode()).hexdigest()
 
 
 def _events_in(answer: Answer) -> list[views.EventView]:
     return msgspec.json.decode(answer.data, type=_Feed).data
 
 
-def _scope(who: KeyRecord, account: str | None) -> dict[str, str]:
-    """Whose things are listed: an admin's choice or all, others' only their own."""
-    if account is not None:
-        _own(who, account)
-        return {"account": account}
-    return {} if who.admin else {"account": who.account}
-
-
-def _mine(who: KeyRecord) -> dict[str, str]:
-    """The coordinator then answers as if others' things did not exist."""
-    return {} if who.admin else {"account": who.account}
-
-
-def _own(who: KeyRecord, account: str) -> None:
-    if not who.admin and account != who.account:
-        raise _ProblemError(Problem(Refusal.FORBIDDEN, param="account"))
-
-
-def _admin(who: KeyRecord) -> None:
-    if not who.admin:
-        raise _ProblemError(Problem(Refusal.FORBIDDEN, "This needs an admin's key."))
-
-
 def _settled(answer: Answer | None) -> Answer:
     if answer is None:
-        raise _ProblemError(Problem(Refusal.COORDINATOR_UNAVAILABLE))
+        raise ProblemError(Problem(Refusal.COORDINATOR_UNAVAILABLE))
     if answer.refusal:
         try:
             refusal = Refusal(answer.refusal)
         except ValueError:
             refusal = Refusal.INTERNAL
-        raise _ProblemError(Problem(refusal, answer.message))
+        raise ProblemError(Problem(refusal, answer.message))
     return answer
 
 
@@ -331,8 +318,8 @@ def _problem_response(problem: Problem) -> Response:
 
 
 def _add_problems(api: FastAPI) -> None:
-    @api.exception_handler(_ProblemError)
-    async def refused(_request: Request, error: _ProblemError) -> Response:
+    @api.exception_handler(ProblemError)
+    async def refused(_request: Request, error: ProblemError) -> Response:
         return _problem_response(error.problem)
 
     @api.exception_handler(RequestValidationError)
@@ -350,50 +337,3 @@ def _add_problems(api: FastAPI) -> None:
         if error.headers and "allow" in {name.lower() for name in error.headers}:
             response.headers["allow"] = next(iter(error.headers.values()))
         return response
-
-
-def _add_documents(api: FastAPI) -> None:
-    """OpenAPI and its reader, from this machine alone."""
-    made: dict[str, Any] = {}
-
-    @api.get(_PREFIX + "/openapi.json", include_in_schema=False)
-    async def openapi() -> Response:
-        if not made:
-            made.update(_openapi(api))
-        return _json(msgspec.json.encode(made))
-
-    @api.get(_PREFIX + "/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return get_swagger_ui_html(
-            openapi_url=_PREFIX + "/openapi.json",
-            title="Potluck",
-            swagger_js_url=_PREFIX + "/docs/files/swagger-ui-bundle.js",
-            swagger_css_url=_PREFIX + "/docs/files/swagger-ui.css",
-            swagger_favicon_url=_PREFIX + "/docs/files/favicon-32x32.png",
-        )
-
-    api.mount(_PREFIX + "/docs/files", StaticFiles(directory=str(swagger_ui_path)))
-
-
-def _openapi(api: FastAPI) -> dict[str, Any]:
-    document = get_openapi(title=api.title, version=api.version, routes=api.routes)
-    shown = [*_SHOWN.values(), *_CREATED.values()]
-    schemas, components = msgspec.json.schema_components(
-        shown, ref_template="#/components/schemas/{name}"
-    )
-    reads = dict(zip(_SHOWN, schemas, strict=False))
-    creations = dict(zip(_CREATED, schemas[len(_SHOWN) :], strict=True))
-    found = document.setdefault("components", {}).setdefault("schemas", {})
-    found.update(components)
-    for path, methods in document["paths"].items():
-        short = path.removeprefix(_PREFIX)
-        short = re.sub(r"\{revoked\}", "{key}", short)
-        for method, operation in methods.items():
-            creation = method == "post" and short in _CREATED
-            schema = creations[short] if creation else reads.get(short, {})
-            status = "201" if creation else "200"
-            content = {"application/json": {"schema": schema}}
-            operation["responses"][status] = {"description": "As it is", "content": content}
-            operation["security"] = [{"key": []}]
-    document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-    return document

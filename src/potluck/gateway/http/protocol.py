@@ -87,6 +87,12 @@ class TokenPathProtocol(HttpToolsProtocol):
             return
         if self._in_head and self._head_bytes > parameters.request_head_bytes_max:
             self._end_with(Problem(Refusal.HEAD_TOO_LARGE))
+        elif self._arriving:
+            self._await_rest()
+
+    def _await_rest(self) -> None:
+        if not self._in_head and isinstance(self._current, Exchange):
+            self._current.await_rest()
 
     def on_message_begin(self) -> None:
         """uvicorn's scope is built only for what becomes ASGI."""
@@ -209,6 +215,8 @@ class TokenPathProtocol(HttpToolsProtocol):
         finally:
             self._advancing = False
         self._read_or_not()
+        if self._arriving and not self.pipeline:
+            self._await_rest()
 
     def look(self, now_ms: int) -> None:
         """Each second: who neither sends nor reads is let go."""

@@ -5,7 +5,6 @@ known.
 """
 
 import asyncio
-import hashlib
 import logging
 from typing import Final
 
@@ -72,6 +71,9 @@ class Serving:
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
         self._greeting: asyncio.Task[None] | None = None
+        self._answers: asyncio.Task[bool] | None = None
+        """Whether a coordinator answers, or answered a moment ago."""
+        self._answers_ms = 0
         self._subscriptions: list[Subscription] = []
         self._complained: set[tuple[str, str]] = set()
 
@@ -105,8 +107,9 @@ class Serving:
         self.conversations.flush()
         self._countersigner.send(self.clock.now_ms())
         await self.purses.stop()
-        for task in (*self._tasks, *([self._greeting] if self._greeting else [])):
-            task.cancel()
+        for task in (*self._tasks, self._greeting, self._answers):
+            if task is not None:
+                task.cancel()
         for subscription in self._subscriptions:
             await subscription.close()
 
@@ -188,6 +191,18 @@ class Serving:
         """None: no coordinator answered."""
         question = Query(what=what, args=args, at_least_offset=at_least_offset)
         return _answer(await self._speech.ask("query", question, parameters.query_timeout_ms))
+
+    async def coordinator_answers(self) -> bool:
+        """Asked at most once each `readiness_kept_ms`, whoever wants to know: about a key that is
+        none, which costs the coordinator one look."""
+        now_ms = self.clock.now_ms()
+        if self._answers is None or now_ms - self._answers_ms >= parameters.readiness_kept_ms:
+            self._answers_ms = now_ms
+            self._answers = asyncio.create_task(self._ask_anything())
+        return await asyncio.shield(self._answers)
+
+    async def _ask_anything(self) -> bool:
+        return await self.query("key", {"hash": "0" * 64}) is not None
 
     async def command(
         self, order: Order, args: dict[str, str], command: str | None = None
@@ -281,10 +296,6 @@ class Serving:
             except Exception:
                 # One bad request must not stop the clock of all others.
                 _log.exception("a tick failed")
-
-
-def key_digest(key: bytes) -> str:
-    return hashlib.sha256(key).hexdigest()
 
 
 def _tokens_max(ask: ChatAsk, context_tokens: int) -> int:
