@@ -4,6 +4,8 @@ Rule: whatever comes in is opened, checked for its sender's kind and decoded her
 counted; no bytes of a peer can end the agent.
 """
 
+import asyncio
+import contextlib
 import logging
 from collections import Counter
 from pathlib import Path
@@ -72,7 +74,9 @@ class Agent:
         )  # fmt: skip
         world = World(
             node=self.node, tier=tier[0], clock=clock, tasks=self._tasks, journal=self._journal,
-            outgoing=Outgoing(pool=pool, node=self.node, bus=bus, stamp=stamp),
+            outgoing=Outgoing(
+                pool=pool, node=self.node, bus=bus, stamp=stamp, journal=self._journal
+            ),
             receipts=self.receipts, counters=self.counters,
         )  # fmt: skip
         self.intake = Intake(world, self.deployments)
@@ -89,19 +93,23 @@ class Agent:
         self._tasks.start(self._reconcile_for_ever())
 
     async def stop(self) -> None:
-        """Ends what runs, bills it, waits a little for the coordinator, and stops the engines."""
+        """Ends what runs, bills it, stops the engines, and waits a little for the coordinator."""
         await self.intake.drain()
         self.presence.bye("stopped")
         self.receipts.flush()
+        await asyncio.gather(self._told(), self.deployments.stop())
+        if self._subscription is not None:
+            await self._subscription.close()
+        self.receipts.close()
+        await self._tasks.cancel_and_wait()
+        with contextlib.suppress(OSError):
+            self._journal.flush()
+        self._journal.close()
+
+    async def _told(self) -> None:
         deadline_ms = self._clock.now_ms() + parameters.agent_drain_ms
         while len(self.receipts) and self._clock.now_ms() < deadline_ms:
             await self._clock.sleep_ms(parameters.chunk_tick_ms)
-        if self._subscription is not None:
-            await self._subscription.close()
-        await self.deployments.stop()
-        self.receipts.close()
-        await self._tasks.cancel_and_wait()
-        self._journal.close()
 
     def kill(self) -> None:
         """Nothing is said and nothing finished, as after `kill -9`; for simulated machines."""
@@ -113,7 +121,10 @@ class Agent:
 
     async def _reconcile_for_ever(self) -> None:
         while True:
-            self.deployments.reconcile()
+            try:
+                self.deployments.reconcile()
+            except Exception:
+                log.exception("what is served was not brought in line")
             await self._clock.sleep_ms(parameters.reconcile_ms)
 
     def _hello(self) -> Hello:
@@ -140,6 +151,9 @@ class Agent:
             self.counters["wire_version"] += 1
         except (msgspec.DecodeError, envelope.MalformedError):
             self.counters["malformed"] += 1
+        except Exception:
+            self.counters["errors"] += 1
+            log.exception("a message of %s", sender)
 
     def _handle(self, verb: str, sender: str, body: memoryview) -> None:
         """Which kind of peer may say what; the server's permissions say who it is."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from potluck.agent import billing
 from potluck.agent.deployments import Replica
 from potluck.agent.frames import Outgoing
-from potluck.agent.journal import Begun, Ended, Gone, Journal, Progress, Record
+from potluck.agent.journal import Begun, Ended, Gone, Journal, Progress
 from potluck.agent.receipts import Receipts
 from potluck.agent.tasks import Tasks
 from potluck.core import parameters
@@ -51,16 +51,6 @@ class World:
     journal: Journal
     receipts: Receipts
     counters: "Counter[str]"
-
-    def record(self, record: Record) -> bool:
-        """False if the disk took it not; the journal itself knows it all the same."""
-        try:
-            self.journal.write(record)
-        except OSError as error:
-            self.counters["journal_errors"] += 1
-            log.error("journal: %s", error)
-            return False
-        return True
 
 
 class Attempt:
@@ -100,7 +90,11 @@ class Attempt:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, replica: Replica) -> None:
-        if not self._world.record(Begun(self._receipt)):
+        try:
+            self._world.journal.begin(Begun(self._receipt))
+        except OSError as error:
+            self._world.counters["journal_errors"] += 1
+            log.error("journal: %s", error)
             self.refuse(Refusal.STORE_FULL, "the node's disk is full")
             return
         self._world.outgoing.attempts += 1
@@ -140,7 +134,9 @@ class Attempt:
             data = b"".join(part for _, part in handed_on)
             self._output_hash.update(data)
             tokens = sum(count for count, _ in handed_on)
-            self._world.record(Progress(self._receipt.receipt, self._prompt_tokens, tokens, data))
+            self._world.journal.append(
+                Progress(self._receipt.receipt, self._prompt_tokens, tokens, data)
+            )
         if not self._out.full:
             self._room.set()
         if self.end is not None and not self._out.pending and seq == self._last_seq:
@@ -211,8 +207,15 @@ class Attempt:
             if self.end is None:
                 self._done()
         except EngineError as error:
-            if self.end is None and not self._is_closed:
-                self.fail(error.refusal, str(error))
+            self._broke(error.refusal, str(error))
+        except Exception:
+            log.exception("attempt %s of %s", self.infer.attempt, self.infer.request)
+            self._world.counters["attempt_errors"] += 1
+            self._broke(Refusal.ENGINE_FAILED, "the node made a mistake")
+
+    def _broke(self, refusal: Refusal, message: str) -> None:
+        if self.end is None and not self._is_closed:
+            self.fail(refusal, message)
 
     def _take(self, item: Piece | Prefilled | Finish) -> None:
         match item:
@@ -284,14 +287,14 @@ class Attempt:
         self.end = Failed(*self.key, refusal, message)
         self._say(self.end)
         if self._out.next_seq == 0:
-            self._world.record(Gone(self._receipt.receipt))
+            self._world.journal.append(Gone(self._receipt.receipt))
             self._close()
             return
         self._record_end("failed")
         self._waiting_since_ms = self._world.clock.now_ms()
 
     def _record_end(self, outcome: str) -> None:
-        self._world.record(
+        self._world.journal.append(
             Ended(
                 self._receipt.receipt,
                 self._prompt_tokens,

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from potluck.agent.journal import Journal
 from potluck.core import parameters
 from potluck.core.ids import GatewayId, NodeId
 from potluck.messages import envelope, subjects
@@ -24,11 +25,14 @@ _BUSY_ATTEMPTS = 20
 
 
 class Outgoing:
-    def __init__(self, *, pool: str, node: NodeId, bus: Bus, stamp: envelope.Stamp) -> None:
+    def __init__(
+        self, *, pool: str, node: NodeId, bus: Bus, stamp: envelope.Stamp, journal: Journal
+    ) -> None:
         self._pool = pool
         self._node = node
         self._bus = bus
         self._stamp = stamp
+        self._journal = journal
         self._items: dict[GatewayId, list[ToGateway]] = {}
         self._writers: list[Callable[[], None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -59,7 +63,12 @@ class Outgoing:
         self._last_s = asyncio.get_running_loop().time()
         writers, self._writers = self._writers, []
         for writer in writers:
-            writer()
+            try:
+                writer()
+            except Exception:
+                # The others' words leave all the same.
+                log.exception("a chunk was not written")
+        self._record()
         waiting, self._items = self._items, {}
         for gateway, items in waiting.items():
             subject = subjects.subject(self._pool, self._node, "frames", gateway)
@@ -67,6 +76,14 @@ class Outgoing:
                 self._publish(subject, items[start : start + _ITEMS_PER_MESSAGE_MAX])
         # Writers asked for this very tick.
         self._drop_timer()
+
+    def _record(self) -> None:
+        """What is said rests on the journal. On a full disk it is said all the same: a stream that
+        has begun ends well, and its receipt is in memory."""
+        try:
+            self._journal.flush()
+        except OSError as error:
+            log.error("journal: %s", error)
 
     def _append(self, gateway: GatewayId, item: ToGateway) -> None:
         items = self._items.get(gateway)

@@ -75,6 +75,10 @@ class Presence:
         except (msgspec.DecodeError, envelope.MalformedError) as error:
             log.warning("a welcome that is none: %s", error)
             return False
+        except Exception:
+            # The system would not say what this machine has.
+            log.exception("no hello")
+            return False
         if refusal and refusal != self.refusal:
             log.error("the pool refuses this node: %s", refusal)
         self.refusal = refusal
@@ -92,18 +96,22 @@ class Presence:
             asyncio.get_running_loop().call_soon(self.beat)
 
     def beat(self) -> None:
+        """Never fails: a node that cannot measure itself is alive all the same."""
         self._beat_due = False
-        self._publish(
-            "heartbeat",
-            Heartbeat(
-                replicas=self._reports(),
-                deploy_revision=self._revision(),
-                cpu_percent=inventory.cpu_percent(),
-                memory_free_bytes=inventory.memory_free_bytes(),
-                disk_free_bytes=inventory.disk_free_bytes(self._data),
-                receipts_waiting=self._receipts_waiting(),
-            ),
-        )
+        try:
+            self._publish(
+                "heartbeat",
+                Heartbeat(
+                    replicas=self._reports(),
+                    deploy_revision=self._revision(),
+                    cpu_percent=inventory.cpu_percent(),
+                    memory_free_bytes=inventory.memory_free_bytes(),
+                    disk_free_bytes=inventory.disk_free_bytes(self._data),
+                    receipts_waiting=self._receipts_waiting(),
+                ),
+            )
+        except Exception:
+            log.exception("no heartbeat")
 
     def bye(self, reason: str) -> None:
         self._publish("bye", Bye(reason))

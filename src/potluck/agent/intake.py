@@ -3,6 +3,7 @@
 Rule: an attempt is begun once. Its end is remembered, so that a repeat is answered alike.
 """
 
+import logging
 from collections import OrderedDict
 
 from potluck.agent import billing
@@ -23,6 +24,8 @@ from potluck.messages.serving import (
     ToNode,
     serve_decoder,
 )
+
+log = logging.getLogger(__name__)
 
 
 class Intake:
@@ -117,12 +120,24 @@ class Intake:
             self._world.tasks.start(self._watch_all())
 
     async def _watch_all(self) -> None:
-        while self._live:
-            await self._world.clock.sleep_ms(parameters.attempts_watch_ms)
-            now_ms = self._world.clock.now_ms()
-            for attempt in list(self._live.values()):
-                attempt.watch(now_ms)
-        self._watching = False
+        try:
+            while self._live:
+                await self._world.clock.sleep_ms(parameters.attempts_watch_ms)
+                now_ms = self._world.clock.now_ms()
+                for attempt in list(self._live.values()):
+                    self._watch_one(attempt, now_ms)
+        finally:
+            self._watching = False
+
+    def _watch_one(self, attempt: Attempt, now_ms: int) -> None:
+        """A mistake in one attempt must not leave the others unwatched."""
+        try:
+            attempt.watch(now_ms)
+        except Exception:
+            self._world.counters["attempt_errors"] += 1
+            log.exception("attempt %s of %s", attempt.infer.attempt, attempt.infer.request)
+            attempt.drop()
+            self._live.pop(attempt.key, None)
 
     def _closed(self, attempt: Attempt) -> None:
         del self._live[attempt.key]
@@ -161,6 +176,9 @@ def _sound(infer: Infer) -> bool:
     price, sampling = infer.price, infer.sampling
     return (
         infer.attempt >= 1
+        # They are repeated on the receipt, whose length is bounded.
+        and max(map(len, (infer.request, infer.grant.hold, infer.grant.boot, infer.grant.seal,
+                          infer.model))) <= parameters.id_letters_max
         and infer.grant.max_micro >= 0
         and min(price.input_micro_per_mtok, price.output_micro_per_mtok) >= 0
         and 0 <= price.fee_basis_points <= 10_000

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ def take(accelerators: Accelerators, data: Path) -> Inventory:
         arch=platform.machine(),
         cpu_model=_cpu_model(),
         cpu_cores=os.cpu_count() or 1,
-        memory_bytes=psutil.virtual_memory().total,
+        memory_bytes=int(_measured(lambda: psutil.virtual_memory().total)),
         disk_free_bytes=disk_free_bytes(data),
         accelerators=[
             Accelerator(one.kind, one.name, one.memory_bytes) for one in accelerators.list()
@@ -27,16 +28,24 @@ def take(accelerators: Accelerators, data: Path) -> Inventory:
 
 
 def disk_free_bytes(data: Path) -> int:
-    return psutil.disk_usage(str(data)).free
+    return int(_measured(lambda: psutil.disk_usage(str(data)).free))
 
 
 def memory_free_bytes() -> int:
-    return psutil.virtual_memory().available
+    return int(_measured(lambda: psutil.virtual_memory().available))
 
 
 def cpu_percent() -> float:
     """Of all cores, since the last call."""
-    return psutil.cpu_percent(None)
+    return _measured(lambda: psutil.cpu_percent(None))
+
+
+def _measured(measure: Callable[[], float]) -> float:
+    """0 where the system would not say: a folder that is gone, a /proc that is closed."""
+    try:
+        return measure()
+    except (OSError, psutil.Error, ValueError):
+        return 0
 
 
 def _cpu_model() -> str:

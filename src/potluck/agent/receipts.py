@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,7 @@ class Receipts:
         self._clock = clock
         self._journal = journal
         self._refused = refused
+        self._refused_lines: int | None = None
         self._waiting: dict[ReceiptId, _Waiting] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -56,10 +58,7 @@ class Receipts:
 
     def add(self, receipt: Receipt) -> None:
         body = envelope.encode(receipt)
-        try:
-            self._journal.write(Closed(receipt.receipt, body))
-        except OSError as error:
-            log.error("receipt %s is in memory only: %s", receipt.receipt, error)
+        self._journal.append(Closed(receipt.receipt, body))
         self._wait_for(receipt.receipt, body)
 
     def acknowledge(self, answer: ReceiptsAck) -> None:
@@ -99,10 +98,14 @@ class Receipts:
         now_ms = self._clock.now_ms()
         # The timer may be a little early by this clock.
         due = [item for item in self._waiting.items() if item[1].due_ms <= now_ms + 1]
-        self._send(due)
         for _, one in due:
             one.due_ms = now_ms + one.pause_ms
             one.pause_ms = min(one.pause_ms * 2, parameters.receipt_repeat_last_ms)
+        try:
+            self._send(due)
+        except Exception:
+            # They are due again soon.
+            log.exception("%d receipts were not sent", len(due))
         if self._waiting:
             next_ms = min(one.due_ms for one in self._waiting.values())
             self._wake_at(max(next_ms, now_ms + parameters.receipts_tick_ms))
@@ -120,16 +123,24 @@ class Receipts:
 
     def _forget(self, receipt: ReceiptId) -> None:
         if self._waiting.pop(receipt, None) is not None:
-            try:
-                self._journal.write(Gone(receipt))
-            except OSError as error:
-                log.warning("receipt %s stays on the disk: %s", receipt, error)
+            self._journal.append(Gone(receipt))
 
     def _keep_aside(self, receipt: ReceiptId, cause: str, body: bytes) -> None:
+        """Appended; a full file makes room by becoming the older one of two."""
         line = json.dumps({"receipt": receipt, "cause": cause, "body": body.hex()})
         try:
-            lines = self._refused.read_text().splitlines() if self._refused.exists() else []
-            kept = [*lines, line][-parameters.receipts_refused_kept :]
-            self._refused.write_text("\n".join(kept) + "\n")
+            if self._refused_lines is None:
+                self._refused_lines = _lines(self._refused)
+            if self._refused_lines >= parameters.receipts_refused_kept:
+                self._refused.replace(self._refused.with_suffix(".old.jsonl"))
+                self._refused_lines = 0
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            with os.fdopen(os.open(self._refused, flags, 0o600), "w") as file:
+                file.write(line + "\n")
+            self._refused_lines += 1
         except OSError as error:
             log.warning("refused receipt %s is not kept: %s", receipt, error)
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
