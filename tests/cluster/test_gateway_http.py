@@ -17,7 +17,7 @@ from potluck.adapters.clock import SystemClock
 from potluck.adapters.keys import Ed25519Signer
 from potluck.core import parameters
 from potluck.core.ids import KeyId, gateway_id
-from potluck.gateway.http import server
+from potluck.gateway.http import chat, server
 from potluck.gateway.http.protocol import TokenPathProtocol
 from potluck.gateway.serving.serving import Serving
 from potluck.messages.queries import Answer, KeyRecord
@@ -532,6 +532,25 @@ def test_many_at_once(stream: bool) -> None:
         assert len({response.headers["x-potluck-receipt"] for response in responses}) == 60
 
     serve(test)
+
+
+DEEP = [
+    (b"[" * 32 + b"]" * 32, True),
+    (b"[" * 33 + b"]" * 33, False),
+    (b'{"a":' * 33 + b"1" + b"}" * 33, False),
+    (b'["' + b"[" * 99 + b'"]', True),
+    (b'["\\"' + b"[" * 99 + b'"]', True),
+    (b'["\\\\",' + b"[" * 33 + b"]" * 33 + b"]", False),
+    (b"[" + b'"[","]",' * 99 + b"[[]]]", True),
+    (b"[" + b"[]," * 70_000 + b"[]]", False),
+    (b"{" + b'"a":1,' * 70_000 + b'"b":1}', False),
+]
+
+
+@pytest.mark.parametrize(("value", "fits"), DEEP)
+def test_unknown_fields_are_bounded_in_depth_and_number(value: bytes, fits: bool) -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":"[[["}],"x":%b}' % value
+    assert isinstance(chat.parse(body), chat.Parsed) is fits
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -60,6 +60,12 @@ body_bytes_max: Final = 4 * 1024 * 1024
 payload_bytes_max: Final = 8 * 1024 * 1024
 messages_per_request_max: Final = 4_096
 json_depth_max: Final = 32
+fields_per_request_max: Final = 256
+json_values_max: Final = 65_536
+"""Keys, and again brackets, of a body that has fields we do not know."""
+harmless_value_bytes_max: Final = 1_024
+"""A longer value of a field that is not supported is not looked at: it is not one of the few that
+change nothing."""
 choices_max: Final = 8
 stop_sequences_max: Final = 4
 stop_sequence_bytes_max: Final = 256

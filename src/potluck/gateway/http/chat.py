@@ -28,7 +28,9 @@ class _Part(msgspec.Struct):
 
 class _Message(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[_Part] | None = None
+    content: (
+        str | Annotated[list[_Part], Meta(max_length=parameters.messages_per_request_max)] | None
+    ) = None
 
 
 class _StreamOptions(msgspec.Struct):
@@ -69,7 +71,9 @@ class _OpenBody(_Body, forbid_unknown_fields=False):
 
 _body_decoder = msgspec.json.Decoder(_Body)
 _open_body_decoder = msgspec.json.Decoder(_OpenBody)
-_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_fields_decoder = msgspec.json.Decoder(
+    Annotated[dict[str, msgspec.Raw], Meta(max_length=parameters.fields_per_request_max)]
+)
 _encode = msgspec.json.Encoder().encode
 _KNOWN: Final = frozenset(_Body.__struct_fields__)
 _SILENT: Final = frozenset({"user", "metadata", "store", "safety_identifier", "service_tier"})
@@ -100,6 +104,9 @@ def parse(body: bytes | bytearray) -> Parsed | Problem:
         except msgspec.ValidationError as error:
             if "unknown field" not in str(error):
                 raise
+            problem = _overdone(body)
+            if problem is not None:
+                return problem
             fields = _fields_decoder.decode(body)
             problem = _unsupported(fields)
             if problem is not None:
@@ -188,15 +195,18 @@ def _flatten(messages: list[_Message]) -> Problem | None:
 
 def _text(parts: list[_Part], index: int) -> str | Problem:
     for place, part in enumerate(parts):
-        param = f"messages[{index}].content[{place}]"
         if part.type != "text":
             return Problem(
                 Refusal.UNSUPPORTED_PARAMETER,
                 "Only text parts are supported.",
-                f"{param}.type",
+                f"messages[{index}].content[{place}].type",
             )
         if part.text is None:
-            return Problem(Refusal.INVALID_REQUEST, "A text part needs text.", f"{param}.text")
+            return Problem(
+                Refusal.INVALID_REQUEST,
+                "A text part needs text.",
+                f"messages[{index}].content[{place}].text",
+            )
     return "".join([part.text or "" for part in parts])
 
 
@@ -220,29 +230,47 @@ def _unsupported(fields: dict[str, msgspec.Raw]) -> Problem | None:
     for name, raw in fields.items():
         if name in _KNOWN:
             continue
-        value = bytes(raw)
-        if _depth_exceeded(value):
-            return _too_deep()
         harmless = _NO_EFFECT.get(name)
-        if harmless is not None and b"".join(value.split()) not in harmless:
+        if harmless is not None and _compact(raw) not in harmless:
             return Problem(
                 Refusal.UNSUPPORTED_PARAMETER, f"{name!r} is not supported by this pool.", name
             )
     return None
 
 
-def _depth_exceeded(value: bytes) -> bool:
-    """Known fields are typed, hence flat; what is unknown may nest."""
-    if value.count(b"[") + value.count(b"{") <= parameters.json_depth_max:
-        return False
-    depth = deepest = 0
-    for bracket in re.findall(rb'"(?:[^"\\]|\\.)*"|[\[{\]}]', value):
-        if bracket in (b"[", b"{"):
-            depth += 1
-            deepest = max(deepest, depth)
-        elif bracket in (b"]", b"}"):
-            depth -= 1
-    return deepest > parameters.json_depth_max
+def _compact(raw: msgspec.Raw) -> bytes:
+    value = bytes(raw)
+    if len(value) > parameters.harmless_value_bytes_max:
+        return b""
+    return b"".join(value.split())
+
+
+_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
+_ALL_BUT_BRACKETS: Final = bytes(set(range(256)) - set(b'[]{}"'))
+_SPACE: Final = b" \t\r\n"
+
+
+def _overdone(body: bytes | bytearray) -> Problem | None:
+    """Known fields are typed, hence flat; what is unknown may nest. The body is valid JSON.
+
+    A few passes at the speed of memory, whatever is in it: strings go, then the innermost pairs of
+    brackets, a level at a time. What is left after so many levels is deeper.
+    """
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    most = parameters.json_values_max
+    if plain.translate(None, _SPACE).count(b'":') > most:
+        return Problem(Refusal.INVALID_REQUEST, f"The JSON has more than {most} keys.")
+    bare = plain.translate(_BRACKETS, _ALL_BUT_BRACKETS)
+    # Two quotes side by side may go: what stands after them is inside or outside as before.
+    bare = bare.replace(b'""', b"")
+    quoted = bare.count(b'"') > 2 * most
+    if not quoted:
+        bare = b"".join(bare.split(b'"')[::2])
+    if quoted or len(bare) > 2 * most:
+        return Problem(Refusal.INVALID_REQUEST, f"The JSON has more than {most} lists and objects.")
+    for _ in range(1 + parameters.json_depth_max):  # The body itself is one level more.
+        bare = bare.replace(b"[]", b"")
+    return _too_deep() if bare else None
 
 
 def _too_deep() -> Problem:
