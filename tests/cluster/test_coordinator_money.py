@@ -1,18 +1,26 @@
 """Holds, receipts and countersignatures, from the wire to the books."""
 
 import asyncio
+import dataclasses
 import random
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from potluck.coordinator import bootstrap
+from potluck.core import parameters
 from potluck.core.ids import POOL, HoldId, RequestId
+from potluck.core.pricing import Price
 from potluck.messages import envelope, money
+from potluck.messages.membership import Greet
 from potluck.messages.money import Delivery, HoldRelease, HoldRenewal, HoldRequest
 from tests.cluster.coordinator_under_test import (
+    FOUNDING,
+    MANIFEST,
     OWNER,
     PROVIDER,
+    Peer,
     Pool,
     batch,
     beat,
@@ -276,6 +284,195 @@ def test_a_lower_countersignature_caps_before_and_corrects_after() -> None:
         ]
         answer = await pool.query("receipt", receipt="rcp_b_1")
         assert b'"delivered_tokens":4' in answer.data
+
+    in_pool(work)
+
+
+async def rest_micro(pool: Pool, hold: HoldId) -> int:
+    row = await pool.store.transact(lambda tx: tx.holds.get(hold))
+    assert row is not None
+    return row.hold.rest_micro
+
+
+def delivery(request: str, tokens: int, total_micro: int) -> Delivery:
+    return Delivery(RequestId(request), 1, tokens, total_micro)
+
+
+def test_a_correction_goes_back_into_an_open_hold_and_from_a_voided_one_to_the_account() -> None:
+    async def work(pool: Pool) -> None:
+        node, gateway = pool.nodes[0], pool.gateway
+        held = await pool.hold(1_000)
+        said = [pool.receipt(held, node, name) for name in ("req_a", "req_b")]
+        node.tell("receipts", batch(node, *said))
+        await asyncio.sleep(0.1)
+        assert await rest_micro(pool, held.hold) == 1_000 - 70
+        gateway.tell("countersign", countersigned(gateway, delivery("req_a", 8, 20)))
+        await asyncio.sleep(0.1)
+        assert await rest_micro(pool, held.hold) == 1_000 - 55
+        assert await pool.posted_micro(OWNER) == START - 55
+        assert await pool.available_micro() == START - 1_000
+        gateway.tell("release", HoldRelease(hold=held.hold))
+        await asyncio.sleep(0.1)
+        gateway.tell("countersign", countersigned(gateway, delivery("req_b", 8, 20)))
+        await asyncio.sleep(0.1)
+        assert await pool.available_micro() == START - 40
+
+    in_pool(work)
+
+
+def test_tokens_that_were_not_delivered_are_not_paid_however_high_the_total() -> None:
+    """Who was cut off knows the tokens, and of the total only a bound."""
+
+    async def work(pool: Pool) -> None:
+        node, gateway = pool.nodes[0], pool.gateway
+        held = await pool.hold()
+        node.tell("receipts", batch(node, pool.receipt(held, node, "req_a")))
+        await asyncio.sleep(0.1)
+        both = [delivery("req_a", 4, 212), delivery("req_b", 4, 212)]
+        gateway.tell("countersign", countersigned(gateway, *both))
+        await asyncio.sleep(0.1)
+        node.tell("receipts", batch(node, pool.receipt(held, node, "req_b")))
+        await asyncio.sleep(0.1)
+        assert await pool.posted_micro(OWNER) == START - 2 * 26
+
+    in_pool(work)
+
+
+def test_a_false_claim_on_a_hold_makes_an_honest_one_wait_and_never_shrink() -> None:
+    async def work(pool: Pool) -> None:
+        liar, honest = pool.nodes
+        held = await pool.hold(60)
+        liar.tell("receipts", batch(liar, pool.receipt(held, liar, "req_a", completion=16)))
+        await asyncio.sleep(0.1)
+        true = batch(honest, pool.receipt(held, honest, "req_b"))
+        honest.tell("receipts", true)
+        await asyncio.sleep(0.1)
+        assert honest.heard("receipts_ack", money.receipts_ack_decoder) == []
+        pool.gateway.tell("countersign", countersigned(pool.gateway, delivery("req_a", 2, 500)))
+        await asyncio.sleep(0.1)
+        honest.tell("receipts", true)
+        await asyncio.sleep(0.1)
+        [ack] = honest.heard("receipts_ack", money.receipts_ack_decoder)
+        assert ack.accepted == ["rcp_b_1"]
+        assert await pool.posted_micro(OWNER) == START - 22 - 35
+
+    in_pool(work, nodes=2)
+
+
+def test_what_a_dead_gateway_never_said_is_shared_out_when_the_hold_ends() -> None:
+    async def work(pool: Pool) -> None:
+        liar, honest = pool.nodes
+        held = await pool.hold(60)
+        liar.tell("receipts", batch(liar, pool.receipt(held, liar, "req_a", completion=16)))
+        await asyncio.sleep(0.1)
+        for _ in range(2):
+            honest.tell("receipts", batch(honest, pool.receipt(held, honest, "req_b")))
+            await asyncio.sleep(601)
+            honest.tell("heartbeat", beat())
+        [ack] = honest.heard("receipts_ack", money.receipts_ack_decoder)
+        assert ack.accepted == ["rcp_b_1"]
+        assert await pool.posted_micro(OWNER) == START - 60
+
+    in_pool(work, nodes=2)
+
+
+def test_every_countersignature_of_a_settled_receipt_is_answered() -> None:
+    async def work(pool: Pool) -> None:
+        node, gateway = pool.nodes[0], pool.gateway
+        held = await pool.hold()
+        said = countersigned(gateway, delivery("req_a", 8, 35), delivery("req_b", 8, 35))
+        gateway.tell("countersign", said)
+        await asyncio.sleep(0.1)
+        assert gateway.heard("settled", money.settled_decoder) == []
+        both = batch(node, *(pool.receipt(held, node, name) for name in ("req_a", "req_c")))
+        for _ in range(2):
+            node.tell("receipts", both)
+            await asyncio.sleep(0.1)
+        told = gateway.heard("settled", money.settled_decoder)
+        marks = [[(one.request, one.countersigned) for one in body.items] for body in told]
+        assert marks == [[("req_a", True), ("req_c", False)]] * 2
+        gateway.told.clear()
+        said = countersigned(gateway, delivery("req_a", 8, 35), delivery("req_c", 8, 35))
+        for _ in range(2):
+            gateway.tell("countersign", said)
+            await asyncio.sleep(0.1)
+        told = gateway.heard("settled", money.settled_decoder)
+        marks = [[(one.request, one.countersigned) for one in body.items] for body in told]
+        assert marks == [[("req_a", True), ("req_c", True)]] * 2
+
+    in_pool(work)
+
+
+def test_another_gateway_does_not_take_the_place_of_the_true_ones_word() -> None:
+    async def work(pool: Pool) -> None:
+        node, gateway = pool.nodes[0], pool.gateway
+        other = Peer(pool.network, "gw", 9, pool.boots)
+        await other.ask("greet", Greet(public_key=other.signer.public_key, version="1"))
+        held = await pool.hold()
+        other.tell("countersign", countersigned(other, delivery("req_a", 0, 0)))
+        await asyncio.sleep(0.1)
+        gateway.tell("countersign", countersigned(gateway, delivery("req_a", 4, 20)))
+        await asyncio.sleep(0.1)
+        node.tell("receipts", batch(node, pool.receipt(held, node, "req_a")))
+        await asyncio.sleep(0.1)
+        assert await pool.posted_micro(OWNER) == START - 20
+        other.tell("countersign", countersigned(other, delivery("req_a", 0, 0)))
+        await asyncio.sleep(0.1)
+        assert await pool.posted_micro(OWNER) == START - 20
+
+    in_pool(work)
+
+
+def test_evidence_of_one_node_is_bounded_and_it_is_answered_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parameters, "evidence_per_node_max", 5)
+
+    async def work(pool: Pool) -> None:
+        node, other = pool.nodes
+        held = await pool.hold()
+        for one in (node, other):
+            false = [pool.receipt(held, one, f"req_{n}", seal=b"0" * 16) for n in range(9)]
+            one.tell("receipts", batch(one, *false))
+            await asyncio.sleep(0.1)
+            [ack] = one.heard("receipts_ack", money.receipts_ack_decoder)
+            assert len(ack.refused) == 9
+        kept = await pool.store.transact(lambda tx: tx.receipts.list())
+        assert sorted(row.node for row in kept) == sorted([node.id, other.id] * 5)
+
+    in_pool(work, nodes=2)
+
+
+def test_a_receipt_that_is_too_long_is_refused_by_name_and_its_neighbours_paid() -> None:
+    async def work(pool: Pool) -> None:
+        node = pool.nodes[0]
+        held = await pool.hold()
+        long = pool.receipt(held, node, "req_a", outcome="x" * 5_000)
+        node.tell("receipts", batch(node, long, pool.receipt(held, node, "req_b"), b"no receipt"))
+        await asyncio.sleep(0.1)
+        [ack] = node.heard("receipts_ack", money.receipts_ack_decoder)
+        assert (ack.accepted, ack.refused) == (["rcp_b_1"], [("rcp_a_1", "malformed")])
+        assert await pool.posted_micro(PROVIDER) == 32
+
+    in_pool(work)
+
+
+def test_what_was_sealed_at_an_earlier_price_is_paid_at_it() -> None:
+    async def work(pool: Pool) -> None:
+        node = pool.nodes[0]
+        held = await pool.hold()
+        dearer = Price(input_micro_per_mtok=1, output_micro_per_mtok=2, fee_basis_points=0)
+        for changed in (
+            dataclasses.replace(FOUNDING, price=dearer),
+            dataclasses.replace(
+                FOUNDING, manifest=msgspec.structs.replace(MANIFEST, name="m", digest="ef" * 32)
+            ),
+        ):
+            await pool.store.transact(lambda tx, f=changed: bootstrap.ensure(tx, f, 2, pool.boots))  # type: ignore[misc]
+            name = f"req_{changed.manifest.name}"
+            node.tell("receipts", batch(node, pool.receipt(held, node, name)))
+            await asyncio.sleep(0.1)
+        assert await pool.posted_micro(PROVIDER) == 64
 
     in_pool(work)
 

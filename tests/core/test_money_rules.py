@@ -75,6 +75,12 @@ def test_set_aside(before: Balance, amount: int, after: Balance | Refusal) -> No
 def test_pending_money_is_posted_or_given_back() -> None:
     assert ledger.post_pending(balance(100, 50), balance(7), 30) == (balance(70, 20), balance(37))
     assert ledger.release(balance(100, 50), 50) == balance(100, 0)
+    assert ledger.return_pending(balance(70, 20), balance(37), 30) == (balance(100, 50), balance(7))
+    # Who has spent what was paid too much owes it.
+    assert ledger.return_pending(balance(70, 20), balance(5), 30) == (
+        balance(100, 50),
+        balance(-25),
+    )
     with pytest.raises(AssertionError):
         ledger.post_pending(balance(100, 50), balance(7), 51)
     with pytest.raises(AssertionError):
@@ -120,6 +126,11 @@ def test_the_life_of_a_hold() -> None:
     assert holds.settle(hold(900), 100) == hold(1_000)
     assert holds.settle(hold(900), 101) == Refusal.HOLD_EXHAUSTED
     assert holds.settle(hold(state="voided"), 1) == Refusal.HOLD_VOIDED
+    assert holds.unsettle(hold(900), 100) == hold(800)
+    assert holds.unsettle(hold(900), 900) == hold(0)
+    assert holds.unsettle(hold(900, state="voided"), 1) == Refusal.HOLD_VOIDED
+    with pytest.raises(AssertionError):
+        holds.unsettle(hold(900), 901)
     assert holds.renew(hold(), 5_000) == hold(expires=5_000 + parameters.hold_life_ms)
     # A renewal that was delayed does not shorten a life.
     assert holds.renew(hold(expires=10**9), 5_000) == hold(expires=10**9)
@@ -239,3 +250,31 @@ def test_judging_a_receipt(given: Claim, circumstances: dict, expected: object) 
 )
 def test_a_late_lower_countersignature_takes_back(countersigned: int, expected: Cost) -> None:
     assert receipts.correction(cost(32, 3), countersigned, PRICE) == expected
+
+
+@pytest.mark.parametrize(
+    ("delivered_tokens", "total_micro", "expected"),
+    [(8, 35, 35), (8, 20, 20), (8, 500, 35), (4, 500, 26), (0, 500, 0), (4, 20, 20), (9, 35, 35)],
+)
+def test_a_countersignature_allows_the_lower_of_its_tokens_and_its_total(
+    delivered_tokens: int, total_micro: int, expected: int
+) -> None:
+    allowed = receipts.fair_micro(
+        PRICE, 40, bill_prompt=True, delivered_tokens=delivered_tokens, total_micro=total_micro
+    )
+    assert allowed == expected
+
+
+@pytest.mark.parametrize(
+    ("settled", "paid_before", "countersigned", "expected"),
+    [(0, 0, None, False), (965, 0, None, False), (966, 0, None, True), (980, 0, 20, False),
+     (981, 0, 20, True), (980, 192, None, False), (981, 192, None, True),
+     (1_000, 212, None, False)],
+)  # fmt: skip
+def test_what_only_the_hold_keeps_from_its_due_is_short(
+    settled: int, paid_before: int, countersigned: int | None, expected: bool
+) -> None:
+    short = receipts.short(
+        claim(), hold(settled), paid_before_micro=paid_before, countersigned_micro=countersigned
+    )
+    assert short == expected

@@ -67,6 +67,19 @@ def test_two_phases_end_where_one_would(
     assert gained.posted_micro == payee.posted_micro + used_micro
 
 
+@given(balances, balances, amounts, st.data())
+def test_what_was_posted_from_a_hold_and_returned_was_never_posted(
+    payer: Balance, payee: Balance, amount_micro: int, data: st.DataObject
+) -> None:
+    held = ledger.set_aside(payer, amount_micro)
+    if isinstance(held, Refusal):
+        return
+    used_micro = data.draw(st.integers(0, amount_micro))
+    back_micro = data.draw(st.integers(0, used_micro))
+    returned = ledger.return_pending(*ledger.post_pending(held, payee, used_micro), back_micro)
+    assert returned == ledger.post_pending(held, payee, used_micro - back_micro)
+
+
 @given(prices, st.integers(0, 10**6), st.integers(1, 10**6), st.integers(0, 10**7))
 def test_a_capped_bill_is_within_its_cap_and_neither_part_grows(
     price: Price, prompt: int, completion: int, max_micro: int
@@ -188,10 +201,10 @@ class Books(RuleBasedStateMachine):
             assert self._balance() == before
 
     @precondition(lambda self: self.said)
-    @rule(data=st.data(), total_micro=st.integers(0, 500))
-    def countersign(self, data: st.DataObject, total_micro: int) -> None:
+    @rule(data=st.data(), total_micro=st.integers(0, 500), tokens=st.integers(0, 200))
+    def countersign(self, data: st.DataObject, total_micro: int, tokens: int) -> None:
         _, receipt = data.draw(st.sampled_from(self.said))
-        delivery = Delivery(receipt.request, receipt.attempt, 1, total_micro)
+        delivery = Delivery(receipt.request, receipt.attempt, tokens, total_micro)
         signed = Signed(
             gateway=GATEWAY, public_key=b"k", root=b"r", signature=b"s",
             deliveries=((delivery, b"b", b"p"),),

@@ -136,10 +136,10 @@ MUTANTS = [
     Mutant("a void that gives nothing back", lost_void, "pending"),
     Mutant("a repeated receipt is paid again", double_post, ""),
     Mutant("closed grants cost nothing", closed_grants_cost_nothing, "settled more"),
-    Mutant("unacknowledged tokens are billed", unacknowledged_tokens_are_billed, "settled more"),
+    Mutant("unacknowledged tokens are billed", unacknowledged_tokens_are_billed, "was billed for"),
     Mutant("receipts are sent once", receipts_are_sent_once, "never paid"),
     Mutant("a node is told once what to serve", deployed_once, "at the end"),
-    Mutant("acknowledged before handed on", acknowledged_before_handed_on, "settled more"),
+    Mutant("acknowledged before handed on", acknowledged_before_handed_on, "was billed for"),
     Mutant("who leaves pays for what waited", waiting_tokens_are_billed, "was billed for"),
     Mutant("corrections leave the hold", corrections_leave_the_hold, "receipts were paid"),
 ]
