@@ -285,10 +285,12 @@ class Exchange:
     def _common_head(self, completion: Completion) -> bytes:
         lives = completion.lives
         parsed = self._parsed
-        receipts = [receipt_id(life.request, life.attempt) for life in lives]
+        receipts: str = receipt_id(lives[0].request, lives[0].attempt)
+        for life in lives[1:]:
+            receipts += ", " + receipt_id(life.request, life.attempt)
         head = (
             "HTTP/1.1 200 OK\r\n"
-            f"x-request-id: {self._request_id}\r\nx-potluck-receipt: {', '.join(receipts)}\r\n"
+            f"x-request-id: {self._request_id}\r\nx-potluck-receipt: {receipts}\r\n"
             f"x-potluck-node: {lives[0].replica.node}\r\n"
             f"openai-processing-ms: {self._serving.clock.now_ms() - self._started_ms}\r\n"
         ).encode()

@@ -54,8 +54,7 @@ class Failure:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     prompt_tokens: int
     completion_tokens: int
     cost_micro: int
@@ -226,6 +225,9 @@ class Completion:
     @property
     def usage(self) -> Usage:
         """Sums over all choices; only the first bills the prompt, and only it counts it."""
+        first = self.lives[0].usage
+        if first is not None and len(self.lives) == 1:
+            return first
         used = [life.usage for life in self.lives if life.usage is not None]
         return Usage(
             prompt_tokens=used[0].prompt_tokens if used else 0,
