@@ -133,7 +133,7 @@ def test_a_log_gives_way_where_there_is_no_room_for_two(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(parameters, "child_log_bytes_max", 10)
-    monkeypatch.setattr("shutil.copyfile", full)
+    monkeypatch.setattr("shutil.copy", full)
     log = tmp_path / "nats.log"
     log.write_bytes(b"x" * 20)
     supervisor.rotate(log)

@@ -34,14 +34,16 @@ class RunningPool:
             base_url=self.url, headers={"authorization": f"Bearer {self.api_key}"}, timeout=60
         )
 
-    def pid(self, name: str) -> int:
-        """Of one child as it runs now."""
+    def pids(self) -> dict[str, int]:
+        """Of all children that run now."""
         state = json.loads((self.data_dir / "run" / "supervisor.json").read_text())
-        return int(state["children"][name]["pid"])
+        return {name: int(child["pid"]) for name, child in state["children"].items()}
+
+    def pid(self, name: str) -> int:
+        return self.pids()[name]
 
     def children(self) -> list[str]:
-        state = json.loads((self.data_dir / "run" / "supervisor.json").read_text())
-        return sorted(state["children"])
+        return sorted(self.pids())
 
     def descendants(self) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):

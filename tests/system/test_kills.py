@@ -22,6 +22,9 @@ class Story:
     """How one stream ended, as its client saw it."""
 
     text: str = ""
+    tokens: int = 0
+    """Shown, counted by their logprobs."""
+    usage: dict | None = None
     finish: str | None = None
     error: str | None = None
     receipt: str = ""
@@ -29,12 +32,17 @@ class Story:
     broke: bool = False
     status: int = 0
 
+    @property
+    def ended_well(self) -> bool:
+        return self.finish in RIGHT_ENDS and self.done
+
 
 def tell(pool: RunningPool, index: int, story: Story) -> None:
     body = {
         "model": "tiny-q8_0",
         "messages": [{"role": "user", "content": "the the the the"}],
         "temperature": 0, "stream": True, "max_tokens": 400 + index,
+        "logprobs": True, "stream_options": {"include_usage": True},
     }  # fmt: skip
     headers = {"authorization": f"Bearer {pool.api_key}"}
     try:
@@ -60,7 +68,11 @@ def listen(story: Story, line: str) -> None:
         if "error" in frame:
             story.error = frame["error"]["code"]
             return
+        story.usage = frame.get("usage") or story.usage
+        if not frame["choices"]:
+            return
         choice = frame["choices"][0]
+        story.tokens += len((choice.get("logprobs") or {}).get("content") or [])
         story.text += choice["delta"].get("content") or ""
         story.finish = choice["finish_reason"] or story.finish
 
@@ -99,13 +111,14 @@ def test_kill(pool: RunningPool, whole: str, victim: str) -> None:
         assert not thread.is_alive(), "a client still waits"
 
     for story in stories:
-        ended_well = story.finish in RIGHT_ENDS and story.done
-        assert ended_well or story.error or (story.broke and victim == "gateway"), story
+        broke = story.broke and victim == "gateway"
+        assert story.ended_well or story.error or broke, story
         assert whole.startswith(story.text) or story.text.startswith(whole)
-    pools.until(lambda: pool.pid(victim) != old, what="another start")
+    pools.until(lambda: pool.pids().get(victim, old) != old, what="another start")
     pools.until(pool.ready, timeout_s=60, what="a ready pool")
     pools.until(lambda: len(ready_nodes(pool)) == 2, timeout_s=60, what="both nodes")
     pools.until(lambda: paid(pool, stories), timeout_s=60, what="receipts of all good answers")
+    spared(pool, stories, victim)
     status = pool.get("/status")
     assert status["books_balance"]
     again = Story()
@@ -123,22 +136,47 @@ def ready_nodes(pool: RunningPool) -> list[str]:
     ]
 
 
+def receipt_of(pool: RunningPool, story: Story) -> dict | None:
+    if not story.receipt or story.status != 200:
+        return None
+    found = pool.http.get(f"/api/v1/receipts/{story.receipt}")
+    return found.json() if found.status_code == 200 else None
+
+
 def paid(pool: RunningPool, stories: list[Story]) -> bool:
-    """Each whole answer has a settled receipt; no receipt is dearer than what was shown."""
+    """Each whole answer has a settled receipt; no receipt counts more than its client was shown."""
     for story in stories:
-        if not story.receipt or story.status != 200:
-            continue
-        found = pool.http.get(f"/api/v1/receipts/{story.receipt}")
-        if found.status_code != 200:
-            if story.finish in RIGHT_ENDS:
+        receipt = receipt_of(pool, story)
+        if receipt is None:
+            if story.ended_well:
                 return False
             continue
-        receipt = found.json()
         assert not receipt["refusal"]
         assert receipt["total_micro"] == receipt["provider_micro"] + receipt["fee_micro"]
-        if story.finish in RIGHT_ENDS and receipt["outcome"] not in RIGHT_ENDS:
+        if not story.ended_well:
+            assert receipt["completion_tokens"] <= story.tokens, (receipt, story)
+            continue
+        if receipt["outcome"] not in RIGHT_ENDS:
             return False
+        assert story.usage is not None
+        for kind in ("prompt_tokens", "completion_tokens"):
+            assert receipt[kind] == story.usage[kind], (receipt, story)
+        assert receipt["completion_tokens"] == story.tokens
     return True
+
+
+def spared(pool: RunningPool, stories: list[Story], victim: str) -> None:
+    """Whom a kill must not reach: streams end well that did not need the victim."""
+    if victim == "gateway":
+        return
+    assert any(story.ended_well for story in stories), "every stream ended in an error"
+    if not victim.startswith("node"):
+        return
+    killed = next(one["id"] for one in pool.get("/nodes")["data"] if one["name"] == victim)
+    receipts = [(story, receipt_of(pool, story)) for story in stories]
+    others = [story for story, found in receipts if found and found["node"] != killed]
+    assert len(others) >= STREAMS // 4
+    assert all(story.ended_well for story in others), others
 
 
 def test_engines_that_are_killed_come_back(pool: RunningPool) -> None:

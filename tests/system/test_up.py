@@ -7,6 +7,7 @@ import shutil
 import signal
 import site
 import socket
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -152,6 +153,89 @@ def test_a_killed_up_takes_its_children_along_and_is_swept(tmp_path: Path, mend:
         assert ask(second)["choices"]
         assert second.get("/status")["books_balance"]
         assert not pools.cgroups_left(groups)
+
+
+def readable_by_others(folder: Path) -> list[Path]:
+    """All but models, which a sandbox's user must read; the folders above them are closed."""
+    found = [folder]
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.lstat()
+            public = path.parent.name == "models" and path.suffix == ".gguf"
+            # Neither is read: a link leads elsewhere, a socket lies in a folder that is closed.
+            other = stat.S_ISLNK(status.st_mode) or stat.S_ISSOCK(status.st_mode)
+            if not public and not other and status.st_mode & 0o077:
+                found.append(path)
+    return found[0 if folder.stat().st_mode & 0o077 else 1 :]
+
+
+def test_nothing_of_a_pool_is_readable_by_others(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        data = tmp_path / "data"
+        # An earlier version left it open.
+        data.mkdir(mode=0o755)
+        with pools.running(data) as pool:
+            settled(pool, ask(pool)["receipt"])
+            inside = [path for path in data.rglob("*") if path.is_file()]
+            names = {path.name for path in inside}
+            assert {"pool.db", "journal", "credentials.json", "gateway.log"} <= names
+            assert [name for name in names if name.startswith("engine-")]
+            assert readable_by_others(data) == []
+            # The control: it would be seen.
+            (data / "nodes" / "open").write_text("x")
+            assert readable_by_others(data) == [data / "nodes" / "open"]
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("owner", ["another user", "one that has ended"])
+def test_down_says_plainly_what_it_cannot_end(tmp_path: Path, owner: str) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs two users")
+    with as_nobody() as folder:
+        command = [str(readable_python(folder)), "-m", "potluck", "down", "--json"]
+        data = folder / "data"
+        (data / "run").mkdir(parents=True)
+        pid = os.getpid() if owner == "another user" else 2**22 - 1
+        mark = {"pid": pid, "started_s": psutil.Process(os.getpid()).create_time()}
+        state = {"url": "", "nodes": 1, "supervisor": mark, "children": {}, "restarts": {}}
+        (data / "run" / "supervisor.json").write_text(json.dumps(state))
+        for path in (data, *data.rglob("*")):
+            os.chown(path, NOBODY, NOBODY)
+        done = subprocess.run(
+            [*command, "--data-dir", str(data)], capture_output=True, text=True, timeout=60,
+            user=NOBODY, group=NOBODY, extra_groups=[], cwd=folder, check=False,
+            env={"HOME": str(folder), "PATH": os.environ["PATH"]},
+        )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    answer = json.loads(done.stdout)
+    if owner == "another user":
+        assert done.returncode == 6
+        assert answer["error"]["code"] == "not_permitted"
+    else:
+        assert done.returncode == 0
+        assert answer["stopped"] is False
+
+
+def test_the_bus_keeps_the_port_that_it_chose(tmp_path: Path) -> None:
+    with pools.running(tmp_path) as pool:
+        config = tmp_path / "run" / "nats.json"
+        port = json.loads(config.read_text())["port"]
+        assert port > 0
+        old = pool.pid("nats")
+        assert port in listening(old)
+        psutil.Process(old).kill()
+        again = "another start on the same port"
+        pools.until(lambda: port in listening(pool.pids().get("nats", old)), what=again)
+        pools.until(pool.ready, what="a ready pool")
+
+
+def listening(pid: int) -> set[int]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        found = psutil.Process(pid).net_connections("tcp")
+        return {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
+    return set()
 
 
 def test_as_a_plain_user() -> None:

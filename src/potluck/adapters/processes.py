@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from potluck.adapters import cgroups
 from potluck.ports.processes import STAGE, Command, Limits, SpawnError
@@ -190,6 +190,12 @@ def _threads_of(uid: int) -> int:
     return count
 
 
+def _private_log(path: Path) -> IO[bytes]:
+    """For its owner alone, whatever the umask: it may quote what an engine was asked."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "ab")
+
+
 def _launch(
     command: Command, group: cgroups.Group | None, rlimits: list[tuple[str, int]]
 ) -> "subprocess.Popen[bytes]":
@@ -206,7 +212,7 @@ def _launch(
         "report_fd": writing,
     }
     try:
-        with command.log.open("ab") as log:
+        with _private_log(command.log) as log:
             popen = subprocess.Popen(
                 [os.path.realpath(sys.executable), "-I", "-S", str(_LAUNCHER), json.dumps(order)],
                 env=dict(command.env),

@@ -68,13 +68,12 @@ class DataFolder:
         return self.run / "nats.json"
 
     def prepare(self) -> None:
-        """Makes the folders. Raises `OSError`."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        # Traversable, so that a sandbox's user reaches the model and the work folder of its node.
-        self.root.chmod(0o711)
-        for folder in (self.logs, self.run, self.gateway, self.nats_keys):
+        """Makes the folders, all closed to others. Raises `OSError`.
+
+        A sandbox's user enters none of them: what it may see is mounted for it before root becomes
+        that user.
+        """
+        nodes = self.root / "nodes"
+        for folder in (self.root, self.logs, self.run, self.gateway, self.nats_keys, nodes):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)
-        nodes = self.root / "nodes"
-        nodes.mkdir(exist_ok=True)
-        nodes.chmod(0o711)

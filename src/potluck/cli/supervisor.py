@@ -165,7 +165,7 @@ def rotate(log: Path) -> None:
             return
         older = log.with_suffix(log.suffix + ".old")
         try:
-            shutil.copyfile(log, older)
+            shutil.copy(log, older)
         except OSError:
             # No room for two: the newest words matter less than a disk that is not full.
             older.unlink(missing_ok=True)

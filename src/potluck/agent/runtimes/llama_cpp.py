@@ -124,8 +124,8 @@ class LlamaCpp:
         work = self._run / f"{spec.digest[:12]}-{self._started}"
         work.mkdir(parents=True, mode=0o700)
         log = self._logs / f"engine-{spec.digest[:12]}.log"
-        # The last engine's words only.
-        log.write_bytes(b"")
+        # The last engine's words only; who starts it makes the file.
+        log.unlink(missing_ok=True)
         return work, log
 
     async def _spawn(self, program: Program, spec: ModelSpec, work: Path, log: Path) -> Process:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from pathlib import Path
@@ -41,6 +42,8 @@ def start(
     as_json: Json = False,
 ) -> None:
     """Start a pool on this machine and keep it until Ctrl-C."""
+    # All that a pool writes is its owner's alone; what a sandbox needs is opened on purpose.
+    os.umask(0o077)
     folder = connection.folder(data_dir)
     chosen = settings.for_up(folder, port=port, nodes=nodes, model=model)
     asyncio.run(_up(folder, chosen, as_json))
