@@ -785,3 +785,18 @@ def test_an_unstreamed_answer_survives_its_node() -> None:
         assert held.purse.outstanding_micro == held.purse.granted_micro == 0
 
     serve(test, dies_once)
+
+
+def test_half_a_native_body_is_no_command() -> None:
+    async def test(site: Site) -> None:
+        half = request(b'{"amount_micro":5}', key=ADMIN_KEY, path=b"/api/v1/accounts/a/deposit")
+        half = half.replace(b"length: 18", b"length: 90\r\ncontent-type: application/json")
+        _, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        writer.write(half)
+        await until(lambda: site.pool.count("query") > 0)
+        await asyncio.sleep(0.2)
+        writer.close()
+        await asyncio.sleep(0.3)
+        assert site.pool.count("command") == 0
+
+    serve(test)

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from potluck.core.refusals import Refusal
 from potluck.gateway.http import errors
 from potluck.gateway.http.errors import Headers, Problem
 
@@ -13,18 +14,21 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-async def read_body(receive: Receive, bytes_max: int) -> bytes | None:
-    """None: it is larger. What came so far is dropped then."""
+async def read_body(receive: Receive, bytes_max: int) -> bytes | Refusal:
+    """All of it, or nothing: half a body may read like a whole one.
+
+    `BODY_TOO_LARGE`, or `CANCELLED` if the client left before its end.
+    """
     parts: list[bytes] = []
     size_bytes = 0
     while True:
         message = await receive()
         if message["type"] != "http.request":
-            return b"".join(parts)  # The client left; whoever answers will notice.
+            return Refusal.CANCELLED
         part = message.get("body", b"")
         size_bytes += len(part)
         if size_bytes > bytes_max:
-            return None
+            return Refusal.BODY_TOO_LARGE
         parts.append(part)
         if not message.get("more_body", False):
             return b"".join(parts)

@@ -36,11 +36,11 @@ async def admit(serving: Serving, scope: Scope, receive: Receive, send: Send) ->
             return None
         scope.setdefault("state", {})["key"] = key
     announced = header(scope, b"content-length")
-    body = None
+    body: bytes | Refusal = Refusal.BODY_TOO_LARGE
     if not announced or int(announced) <= parameters.native_body_bytes_max:
         body = await read_body(receive, parameters.native_body_bytes_max)
-    if body is None:
-        await send_problem(send, Problem(Refusal.BODY_TOO_LARGE))
+    if isinstance(body, Refusal):
+        await send_problem(send, Problem(body))
         return None
     return _replay(body, receive)
 
