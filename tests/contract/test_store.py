@@ -144,7 +144,8 @@ def test_every_table_gives_back_what_it_was_given(with_store: With) -> None:
         tx.keys.insert(KEY)
         tx.holds.insert(HOLD)
         tx.receipts.insert(RECEIPT)
-        tx.countersignatures.insert(countersignature)
+        assert tx.countersignatures.insert(countersignature)
+        assert not tx.countersignatures.insert(dataclasses.replace(countersignature, total_micro=1))
         tx.nodes.put(NODE)
         tx.gateways.put(gateway)
         tx.deployments.put(DEPLOYMENT)
@@ -207,7 +208,9 @@ def test_transfers_are_seen_by_the_item_that_wrote_them_and_newest_first(with_st
         assert [one.at_ms for one in tx.transfers.list()] == [7, 6, 5]
         assert [one.at_ms for one in tx.transfers.list(AccountId("acc_a"))] == [6, 5]
         assert [one.at_ms for one in tx.transfers.list(limit=1, before_ms=7)] == [6]
-        assert [one.id for one in tx.transfers.by_cause("c0")] == ["tr_0000", "tr_0002"]
+        assert tx.transfers.get(TransferId("tr_0002")) == transfer(
+            2, at_ms=7, payer="acc_b", payee="acc_c"
+        )
         assert dict(tx.transfers.sums()) == {"acc_a": 1, "acc_b": -4, "acc_c": 3}
 
     async def work(store: Store) -> None:
@@ -254,7 +257,9 @@ def test_pages_and_counts_end_at_their_limit_and_sort_nothing(with_store: With) 
             # Only the two parts of a page, each cut to its limit, may be sorted into one.
             sorts = sum("TEMP B-TREE" in line for line in plan)
             assert sorts <= (statement is transfers._LIST_OF), plan
-            assert not any(re.search(r"SCAN (transfers|receipts)$", line) for line in plan), plan
+            scanned = any(re.search(r"SCAN (transfers|receipts)$", line) for line in plan)
+            # By row, from the end, until the page is full.
+            assert scanned == (statement is receipts._LIST), plan
 
     with_store(work)
 

@@ -69,10 +69,9 @@ def attach(tx: Tx, signed: Signed, pool: str, sender: str, now_ms: int) -> None:
         receipt = tx.receipts.get(receipt_id(delivery.request, delivery.attempt))
         if receipt is not None and receipt.gateway != signed.gateway:
             continue  # Not its request.
-        if tx.countersignatures.get(delivery.request, delivery.attempt, signed.gateway) is None:
-            tx.countersignatures.insert(_row(signed, delivery, body, path, now_ms))
-            if receipt is not None and not receipt.refusal:
-                receipt = _correct(tx, receipt, delivery, now_ms)
+        new = tx.countersignatures.insert(_row(signed, delivery, body, path, now_ms))
+        if new and receipt is not None and not receipt.refusal:
+            receipt = _correct(tx, receipt, delivery, now_ms)
         if receipt is not None:
             told.setdefault(receipt.hold, []).append(_item(receipt))
     subject = subjects.subject(pool, sender, "settled", signed.gateway)

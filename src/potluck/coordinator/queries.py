@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 import potluck
-from potluck.coordinator import commands
+from potluck.coordinator import commands, settlement
 from potluck.coordinator.membership import Member
 from potluck.core import parameters
 from potluck.core.ids import AccountId, CoordinatorId, Digest, NodeId, ReceiptId
@@ -291,11 +291,21 @@ def _ledger(tx: Tx, args: dict[str, str], _live: Live) -> list[views.TransferVie
     if isinstance(account, tuple):
         return account
     if "cause" in args:
-        caused = tx.transfers.by_cause(args["cause"])
+        caused = _caused_by(tx, args["cause"])
         return [_transfer_view(row) for row in caused if account in (None, row.payer, row.payee)]
     before_ms = args.get("before_ms", "")
     rows = tx.transfers.list(account, _limit(args), _whole(before_ms, 0) if before_ms else None)
     return [_transfer_view(row) for row in rows]
+
+
+def _caused_by(tx: Tx, cause: str) -> list[TransferRow]:
+    """A receipt's transfers are named after it; an account's own are among its latest."""
+    if cause.startswith("rcp_"):
+        names = [settlement.transfer_id(ReceiptId(cause), kind) for kind in settlement.KINDS]
+        found = [row for name in names if (row := tx.transfers.get(name)) is not None]
+        return sorted(found, key=lambda row: (row.at_ms, row.id))
+    rows = tx.transfers.list(AccountId(cause), parameters.list_page_max)
+    return [row for row in reversed(rows) if row.cause == cause]
 
 
 def _transfer_view(row: TransferRow) -> views.TransferView:

@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -24,6 +25,9 @@ from potluck.messages import money as words
 from potluck.messages.money import Delivery, Receipt, ReceiptBatch, ReceiptsAck, Settled, Settlement
 from potluck.ports.keys import Verifier
 from potluck.ports.store import CountersignatureRow, HoldRow, ReceiptRow, TransferKind, Tx
+
+KINDS: Final[tuple[TransferKind, ...]] = ("usage", "fee", "correction", "fee_correction")
+"""Of the transfers that a receipt may cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +179,9 @@ def _settle_one(sitting: _Sitting, proven: Proven) -> Outcome | None:
         return _refuse(sitting, proven, Refusal.FORGED, None)
     if not _well_named(receipt) or len(proven.body) > parameters.receipt_bytes_max:
         return _refuse(sitting, proven, Refusal.MALFORMED, None)
-    count, paid_before_micro = tx.receipts.paid_of(receipt.request)
-    known = tx.receipts.get(receipt.receipt) if count else None
+    attempts = tx.receipts.of_request(receipt.request)
+    known = next((one for one in attempts if one.id == receipt.receipt), None)
+    paid_before_micro = sum(one.provider_micro + one.fee_micro for one in attempts)
     if known is not None and known.body == proven.body:
         return _again(tx, known, receipt)
     row = sitting.row(receipt.hold)

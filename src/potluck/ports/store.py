@@ -222,7 +222,6 @@ class Transfers(Protocol):
 
     def get(self, transfer: TransferId) -> TransferRow | None: ...
     def insert(self, row: TransferRow) -> None: ...
-    def by_cause(self, cause: str) -> Sequence[TransferRow]: ...
     def list(
         self, account: AccountId | None = None, limit: int = 100, before_ms: int | None = None
     ) -> Sequence[TransferRow]:
@@ -260,9 +259,8 @@ class Receipts(Protocol):
 
     def get(self, receipt: ReceiptId) -> ReceiptRow | None: ...
     def insert(self, row: ReceiptRow) -> None: ...
-    def of_request(self, request: RequestId) -> Sequence[ReceiptRow]: ...
-    def paid_of(self, request: RequestId) -> tuple[int, int]:
-        """How many receipts of this request are known, and what they were paid in all."""
+    def of_request(self, request: RequestId) -> Sequence[ReceiptRow]:
+        """Of all its attempts, in their order."""
 
     def settled_sums(self) -> Sequence[tuple[HoldId, int]]:
         """For each hold what is settled by its receipts, corrections included."""
@@ -279,7 +277,8 @@ class Countersignatures(Protocol):
     def get(
         self, request: RequestId, attempt: int, gateway: GatewayId
     ) -> CountersignatureRow | None: ...
-    def insert(self, row: CountersignatureRow) -> None: ...
+    def insert(self, row: CountersignatureRow) -> bool:
+        """False: this gateway's first word for the attempt is known, and stands."""
 
 
 class Nodes(Protocol):

@@ -8,6 +8,7 @@ from potluck.core.ids import GatewayId, RequestId
 from potluck.ports.store import CountersignatureRow
 
 _shape: Final = Shape("countersignatures", CountersignatureRow)
+_INSERT: Final = _shape.insert + " ON CONFLICT DO NOTHING"
 _GET: Final = _shape.select + " WHERE request = ? AND attempt = ? AND gateway = ?"
 
 
@@ -20,5 +21,5 @@ class SqlCountersignatures:
     ) -> CountersignatureRow | None:
         return _shape.one(self._connection, _GET, (request, attempt, gateway))
 
-    def insert(self, row: CountersignatureRow) -> None:
-        self._connection.execute(_shape.insert, _shape.values(row))
+    def insert(self, row: CountersignatureRow) -> bool:
+        return self._connection.execute(_INSERT, _shape.values(row)).rowcount > 0

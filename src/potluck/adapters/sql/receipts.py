@@ -5,21 +5,20 @@ from collections.abc import Sequence
 from typing import Final
 
 from potluck.adapters.sql.rows import Shape
-from potluck.core.ids import AccountId, HoldId, NodeId, ReceiptId, RequestId
+from potluck.core import parameters
+from potluck.core.ids import AccountId, HoldId, NodeId, ReceiptId, RequestId, receipt_id
 from potluck.ports.store import ReceiptRow
 
 _shape: Final = Shape("receipts", ReceiptRow)
 _GET: Final = _shape.select + " WHERE id = ?"
-_OF_REQUEST: Final = _shape.select + " WHERE request = ? ORDER BY attempt, id"
-# By row within a moment, as the indexes have them: nothing is sorted.
-_LIST: Final = _shape.select + " ORDER BY at_ms DESC, rowid DESC LIMIT ?"
+# One look: the attempts of a request stand side by side, since receipts are named after them.
+_OF_REQUEST: Final = _shape.select + " WHERE id BETWEEN ? AND ? AND request = ? ORDER BY id"
+# By row, as they came, so that nothing is sorted.
+_LIST: Final = _shape.select + " ORDER BY rowid DESC LIMIT ?"
 _LIST_OF: Final = _shape.select + " WHERE account = ? ORDER BY at_ms DESC, rowid DESC LIMIT ?"
 _CORRECT: Final = "UPDATE receipts SET provider_micro = ?, fee_micro = ? WHERE id = ?"
 # None is ever removed, so the last row's number is how many there are.
 _COUNT: Final = "SELECT coalesce(max(rowid), 0) FROM receipts"
-_PAID_OF: Final = (
-    "SELECT count(*), coalesce(sum(provider_micro + fee_micro), 0) FROM receipts WHERE request = ?"
-)
 _SETTLED_SUMS: Final = (
     "SELECT hold, sum(provider_micro + fee_micro) FROM receipts WHERE refusal = '' "
     "GROUP BY hold ORDER BY hold"
@@ -38,14 +37,11 @@ class SqlReceipts:
         self._connection.execute(_shape.insert, _shape.values(row))
 
     def of_request(self, request: RequestId) -> Sequence[ReceiptRow]:
-        return _shape.many(self._connection, _OF_REQUEST, (request,))
+        first, last = receipt_id(request, 1), receipt_id(request, parameters.attempts_max)
+        return _shape.many(self._connection, _OF_REQUEST, (first, last, request))
 
     def correct(self, receipt: ReceiptId, provider_micro: int, fee_micro: int) -> None:
         self._connection.execute(_CORRECT, (provider_micro, fee_micro, receipt))
-
-    def paid_of(self, request: RequestId) -> tuple[int, int]:
-        count, paid_micro = self._connection.execute(_PAID_OF, (request,)).fetchone()
-        return int(count), int(paid_micro)
 
     def settled_sums(self) -> Sequence[tuple[HoldId, int]]:
         return [(HoldId(hold), sum_) for hold, sum_ in self._connection.execute(_SETTLED_SUMS)]

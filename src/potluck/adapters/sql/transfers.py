@@ -14,7 +14,6 @@ from potluck.ports.store import TransferRow
 
 _shape: Final = Shape("transfers", TransferRow)
 _GET: Final = _shape.select + " WHERE id = ?"
-_BY_CAUSE: Final = _shape.select + " WHERE cause = ? ORDER BY at_ms, id"
 _LIST: Final = _shape.select + " WHERE rowid <= ? AND at_ms < ? ORDER BY rowid DESC LIMIT ?"
 _PART: Final = (
     "SELECT * FROM (SELECT rowid AS place, * FROM transfers WHERE {} AND at_ms < ? "
@@ -52,10 +51,6 @@ class SqlTransfers:
 
     def insert(self, row: TransferRow) -> None:
         self._rows.append(_shape.values(row))
-
-    def by_cause(self, cause: str) -> Sequence[TransferRow]:
-        self.write()
-        return _shape.many(self._connection, _BY_CAUSE, (cause,))
 
     def list(
         self, account: AccountId | None = None, limit: int = 100, before_ms: int | None = None

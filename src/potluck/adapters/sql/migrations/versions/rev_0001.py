@@ -174,8 +174,6 @@ def upgrade() -> None:
     op.create_index(
         op.f("ix_receipts_account_at_ms"), "receipts", ["account", "at_ms"], unique=False
     )
-    op.create_index(op.f("ix_receipts_at_ms"), "receipts", ["at_ms"], unique=False)
-    op.create_index(op.f("ix_receipts_request"), "receipts", ["request"], unique=False)
     op.create_index(
         "ix_receipts_refused",
         "receipts",
@@ -204,7 +202,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_transfers")),
         sqlite_strict=True,
     )
-    op.create_index(op.f("ix_transfers_cause"), "transfers", ["cause"], unique=False)
     op.create_index(op.f("ix_transfers_payee_at_ms"), "transfers", ["payee", "at_ms"], unique=False)
     op.create_index(op.f("ix_transfers_payer_at_ms"), "transfers", ["payer", "at_ms"], unique=False)
     op.create_table(
