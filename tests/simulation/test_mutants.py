@@ -44,14 +44,15 @@ def double_post(patch: pytest.MonkeyPatch) -> None:
     count = itertools.count()
     settle_one = settlement._settle_one
 
-    def settle(tx, batch, proven, now_ms):
-        known = tx.receipts.get(proven.receipt.receipt)
-        hold = tx.holds.get(proven.receipt.hold)
-        outcome = settle_one(tx, batch, proven, now_ms)
-        if known is not None and hold is not None and outcome.total_micro:
+    def settle(sitting, proven):
+        known = sitting.tx.receipts.get(proven.receipt.receipt)
+        outcome = settle_one(sitting, proven)
+        row = sitting.row(proven.receipt.hold)
+        if known is not None and row is not None and outcome is not None and outcome.total_micro:
             cost = Cost(provider_micro=known.provider_micro, fee_micro=known.fee_micro)
-            if hold.hold.rest_micro >= cost.total_micro:
-                settlement._pay(tx, batch, proven.receipt, hold, cost, now_ms)
+            hold = sitting.hold(row)
+            if hold.state == "open" and hold.rest_micro >= cost.total_micro:
+                settlement._pay(sitting, proven.receipt, row, cost)
         return outcome
 
     patch.setattr(settlement, "transfer_id", lambda receipt, kind: f"tr_{next(count)}")
@@ -134,7 +135,7 @@ def corrections_leave_the_hold(patch: pytest.MonkeyPatch) -> None:
 MUTANTS = [
     Mutant("chunks in any order", no_order, "showed"),
     Mutant("a void that gives nothing back", lost_void, "pending"),
-    Mutant("a repeated receipt is paid again", double_post, ""),
+    Mutant("a repeated receipt is paid again", double_post, "receipts were paid"),
     Mutant("closed grants cost nothing", closed_grants_cost_nothing, "settled more"),
     Mutant("unacknowledged tokens are billed", unacknowledged_tokens_are_billed, "was billed for"),
     Mutant("receipts are sent once", receipts_are_sent_once, "never paid"),

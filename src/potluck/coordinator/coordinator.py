@@ -60,6 +60,7 @@ class Coordinator:
         self._mail = Mail(pool=pool, id=id, boot=boot, bus=bus)
         self.counters = self._mail.counters
         """What was dropped or refused, by its cause."""
+        self._counted = self.counters.copy()
         roster = Roster()
         self._state = State(
             mail=self._mail,
@@ -162,6 +163,14 @@ class Coordinator:
     async def _look(self) -> None:
         """Reads over all accounts and open holds, so not at every question."""
         self._state.books_balance = await self._state.store.transact(audit.books_balance)
+        if not self._state.books_balance:
+            log.error("the books do not balance")
+        if self.counters != self._counted:
+            log.info(
+                "since the last look, dropped, refused or waiting: %s",
+                dict(self.counters - self._counted),
+            )
+            self._counted = self.counters.copy()
 
     async def _tell(self) -> None:
         full = self._state.outbox_full

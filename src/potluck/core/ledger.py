@@ -42,7 +42,7 @@ def post_pending(payer: Balance, payee: Balance, amount_micro: int) -> tuple[Bal
             posted_micro=payer.posted_micro - amount_micro,
             pending_micro=payer.pending_micro - amount_micro,
         ),
-        replace(payee, posted_micro=payee.posted_micro + amount_micro),
+        Balance(posted_micro=payee.posted_micro + amount_micro, pending_micro=payee.pending_micro),
     )
 
 
