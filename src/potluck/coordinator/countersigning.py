@@ -16,7 +16,7 @@ from potluck.core.holds import Hold
 from potluck.core.ids import GatewayId, HoldId, receipt_id
 from potluck.core.pricing import Cost
 from potluck.core.refusals import Refusal
-from potluck.messages import envelope, subjects
+from potluck.messages import envelope, serving, subjects
 from potluck.messages import money as words
 from potluck.messages.money import Countersignature, Delivery, Settled, Settlement
 from potluck.ports.keys import Verifier
@@ -82,7 +82,7 @@ def attach(tx: Tx, signed: Signed, pool: str, sender: str, now_ms: int) -> None:
 def _correct(tx: Tx, row: ReceiptRow, delivery: Delivery, now_ms: int) -> ReceiptRow:
     settled = Cost(provider_micro=row.provider_micro, fee_micro=row.fee_micro)
     receipt = words.receipt_decoder.decode(row.body)
-    price = settlement.price_of(receipt)
+    price = serving.price_of(receipt.price)
     countersigned_micro = settlement.allowed(receipt, price, delivery)
     if settled.total_micro <= countersigned_micro:
         return row

@@ -11,9 +11,8 @@ from potluck.core import replicas
 from potluck.core.ids import BootId, Digest, NodeId
 from potluck.core.pricing import Price
 from potluck.core.replicas import Replica, Table
-from potluck.messages import membership
+from potluck.messages import membership, serving
 from potluck.messages.membership import Heartbeat, Replicas, WireReplica
-from potluck.messages.serving import WirePrice
 from potluck.ports.store import DeploymentRow
 
 Key = tuple[NodeId, Digest]
@@ -123,11 +122,7 @@ def _wire(replica: Replica, name: str) -> WireReplica:
         digest=replica.digest,
         context_tokens=replica.context_tokens,
         slots=replica.slots,
-        price=WirePrice(
-            input_micro_per_mtok=replica.price.input_micro_per_mtok,
-            output_micro_per_mtok=replica.price.output_micro_per_mtok,
-            fee_basis_points=replica.price.fee_basis_points,
-        ),
+        price=serving.wire_price(replica.price),
         liveness=replica.liveness,
         ready=replica.ready,
     )

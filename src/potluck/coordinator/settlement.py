@@ -20,7 +20,7 @@ from potluck.core.ids import receipt_id as name_of
 from potluck.core.pricing import FREE, Cost, Price
 from potluck.core.receipts import Claim
 from potluck.core.refusals import Refusal
-from potluck.messages import envelope, subjects
+from potluck.messages import envelope, serving, subjects
 from potluck.messages import money as words
 from potluck.messages.money import Delivery, Receipt, ReceiptBatch, ReceiptsAck, Settled, Settlement
 from potluck.ports.keys import Verifier
@@ -185,7 +185,7 @@ def _settle_one(sitting: _Sitting, proven: Proven) -> Outcome | None:
     if known is not None and known.body == proven.body:
         return _again(tx, known, receipt)
     row = sitting.row(receipt.hold)
-    price = price_of(receipt)
+    price = serving.price_of(receipt.price)
     bound = row if row is not None and _sealed(row, receipt, price) else None
     if known is not None:
         return _refuse(sitting, proven, Refusal.ID_REUSED, None)
@@ -357,15 +357,6 @@ def _sealed(hold: HoldRow, receipt: Receipt, price: Price) -> bool:
         price=price,
     )
     return receipt.gateway == hold.hold.gateway and grants.sealed(receipt.seal, expected)
-
-
-def price_of(receipt: Receipt) -> Price:
-    price = receipt.price
-    return Price(
-        input_micro_per_mtok=price.input_micro_per_mtok,
-        output_micro_per_mtok=price.output_micro_per_mtok,
-        fee_basis_points=price.fee_basis_points,
-    )
 
 
 def _claim(receipt: Receipt, price: Price) -> Claim:

@@ -358,10 +358,10 @@ class Tx(Protocol):
 
 class Store(Protocol):
     async def transact(self, work: Callable[[Tx], ResultT]) -> ResultT:
-        """Runs `work` inside a savepoint of a group; returns after the group is on the disk.
+        """Runs `work` as one item of a group; returns after the group is on the disk.
 
-        If `work` raises, its savepoint alone is rolled back and the error comes back here. It may
-        run again, alone, if its group could not be committed: it must touch nothing but `tx`.
+        If `work` raises, what it wrote alone is rolled back and the error comes back here. It may
+        run again if another of its group failed: it must touch nothing but `tx`.
         Raises `StoreUnavailableError` or `StoreFullError`; then nothing was kept.
         """
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from potluck.adapters.sql.inline import InlineStore
-from potluck.coordinator import audit, settlement
+from potluck.coordinator import audit
 from potluck.core.ids import HoldId, RequestId
 from potluck.core.receipts import due_for
 from potluck.gateway.serving.serving import Serving
-from potluck.messages import money
+from potluck.messages import money, serving
 from potluck.ports.store import ReceiptRow, Tx
 from potluck.simulator.workload import Story
 
@@ -79,7 +79,7 @@ def bills(store: InlineStore, stories: Sequence[Story], *, lying: bool) -> None:
         elif not countersigned:
             continue
         due = due_for(
-            settlement.price_of(receipt), receipt.prompt_tokens, seen,
+            serving.price_of(receipt.price), receipt.prompt_tokens, seen,
             bill_prompt=receipt.bill_prompt,
         )  # fmt: skip
         request, total_micro = receipt.request, row.provider_micro + row.fee_micro
