@@ -80,7 +80,7 @@ class Groups:
         return [self.run([work])[0] for work in works]
 
     def _group(self, works: Sequence[Work], *, guarded: bool) -> list[Any] | Exception:
-        """Not guarded: without savepoints, which cost a third of a transfer; the first error ends
+        """Not guarded: without savepoints, which take two statements an item; the first error ends
         the group, and it is run once more, guarded."""
         tx = self._tx
         run = self._item if guarded else _bare(tx)
