@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from potluck.adapters.clock import SystemClock
 from potluck.adapters.processes import LocalProcesses
@@ -66,7 +67,13 @@ def with_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Tes
             await engine.stop()
         assert not engine.alive
 
-    return lambda test: asyncio.run(run(test))
+    def on_its_loop(test: Test) -> None:
+        # As the processes of a pool run it: llama.cpp on uvloop.
+        factory = uvloop.new_event_loop if request.param == "llama_cpp" else None
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(run(test))
+
+    return on_its_loop
 
 
 async def collect(engine: Engine, ask: Ask) -> list[Piece | Prefilled | Finish]:

@@ -32,7 +32,7 @@ from potluck.messages.serving import (
     ToGateway,
 )
 from potluck.ports.clock import Clock
-from potluck.ports.runtime import Ask, EngineError, Finish, Piece, Prefilled
+from potluck.ports.runtime import Ask, Engine, EngineError, Finish, Piece, Prefilled
 
 log = logging.getLogger(__name__)
 Key = tuple[RequestId, int]
@@ -193,17 +193,11 @@ class Attempt:
 
     async def _run(self, replica: Replica) -> None:
         try:
-            async with replica.slot() as engine:
-                self._engine_begun_ms = self._world.clock.now_ms()
-                self._receipt.queue_ms = self._engine_begun_ms - self._begun_ms
-                self._receipt.engine, self._receipt.tier = engine.digest, engine.tier
-                answer = engine.generate(_ask(self.infer))
-                async with contextlib.aclosing(answer):  # type: ignore[type-var]
-                    async for item in answer:
-                        self._take(item)
-                        while self._out.full:
-                            self._room.clear()
-                            await self._room.wait()
+            engine = await replica.enter()
+            try:
+                await self._generate(engine)
+            finally:
+                replica.leave_slot()
             if self.end is None:
                 self._done()
         except EngineError as error:
@@ -213,18 +207,25 @@ class Attempt:
             self._world.counters["attempt_errors"] += 1
             self._broke(Refusal.ENGINE_FAILED, "the node made a mistake")
 
+    async def _generate(self, engine: Engine) -> None:
+        self._engine_begun_ms = self._world.clock.now_ms()
+        self._receipt.queue_ms = self._engine_begun_ms - self._begun_ms
+        self._receipt.engine, self._receipt.tier = engine.digest, engine.tier
+        async with contextlib.aclosing(engine.generate(_ask(self.infer))) as answer:  # type: ignore[type-var]
+            async for item in answer:
+                if type(item) is Piece:
+                    self._gather(item)
+                    while self._out.full:
+                        self._room.clear()
+                        await self._room.wait()
+                elif isinstance(item, Prefilled):
+                    self._prompt_tokens = item.prompt_tokens
+                elif isinstance(item, Finish):
+                    self._finish = item
+
     def _broke(self, refusal: Refusal, message: str) -> None:
         if self.end is None and not self._is_closed:
             self.fail(refusal, message)
-
-    def _take(self, item: Piece | Prefilled | Finish) -> None:
-        match item:
-            case Piece():
-                self._gather(item)
-            case Prefilled():
-                self._prompt_tokens = item.prompt_tokens
-            case Finish():
-                self._finish = item
 
     def _gather(self, piece: Piece) -> None:
         """A stream's pieces leave with the tick; other answers gather them (`watch`)."""

@@ -7,8 +7,7 @@ end of an engine is never cancelled: a process or a cgroup would stay.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,18 +52,19 @@ class Replica:
         if self.asked == 0:
             self.drained.set()
 
-    @asynccontextmanager
-    async def slot(self) -> AsyncIterator[Engine]:
-        """A free place in the engine. Raises `EngineError` if the replica went away meanwhile."""
+    async def enter(self) -> Engine:
+        """Waits for a free place in the engine; say `leave_slot` afterwards. Raises `EngineError`
+        if the replica went away meanwhile."""
         await self.slots.acquire()
-        self.in_flight += 1
-        try:
-            if self.engine is None:
-                raise EngineError(Refusal.MODEL_NOT_LOADED, "the model was unloaded")
-            yield self.engine
-        finally:
-            self.in_flight -= 1
+        if self.engine is None:
             self.slots.release()
+            raise EngineError(Refusal.MODEL_NOT_LOADED, "the model was unloaded")
+        self.in_flight += 1
+        return self.engine
+
+    def leave_slot(self) -> None:
+        self.in_flight -= 1
+        self.slots.release()
 
 
 class Deployments:

@@ -4,7 +4,6 @@ Rule: completions are always asked for as a stream, because only closing a strea
 `Attached` uses a server that its owner started; Potluck neither confines nor stops it.
 """
 
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -108,18 +107,20 @@ class LlamaClient:
         prompt = await self._prompt(ask.messages)
         connection = await self._ask("/completion", _completion(ask, prompt))
         try:
-            counted = 0
-            async for event in _events(connection):
-                if event.error is not None:
-                    raise _refused(event.error)
-                if counted == 0:
-                    yield Prefilled(event.tokens_evaluated)
-                piece = _piece(event, counted, ask.top_logprobs)
-                if piece is not None:
-                    counted += len(piece.token_ids)
-                    yield piece
-                if event.stop:
-                    yield _finish(event)
+            counted, rest = 0, b""
+            while part := await connection.read():
+                events, rest = _events(rest + part if rest else part)
+                for event in events:
+                    if event.error is not None:
+                        raise _refused(event.error)
+                    if counted == 0:
+                        yield Prefilled(event.tokens_evaluated)
+                    piece = _piece(event, counted, ask.top_logprobs)
+                    if piece is not None:
+                        counted += len(piece.token_ids)
+                        yield piece
+                    if event.stop:
+                        yield _finish(event)
         except http.BrokenAnswerError as error:
             raise EngineError(Refusal.ENGINE_FAILED, str(error)) from error
         finally:
@@ -204,19 +205,21 @@ def _completion(ask: Ask, prompt: str) -> bytes:
     return _encoder.encode(body)
 
 
-async def _events(connection: http.Connection) -> AsyncIterator[_Event]:
-    rest = b""
-    async for part in connection.parts():
-        lines = (rest + part).split(b"\n")
-        rest = lines.pop()
-        if len(rest) > parameters.engine_line_bytes_max:
-            raise http.BrokenAnswerError("a line of the answer is too long")
-        for line in lines:
-            if line.startswith((b"data: {", b"error: {")):
-                try:
-                    yield _event_decoder.decode(line[line.index(b"{") :])
-                except msgspec.DecodeError as error:
-                    raise http.BrokenAnswerError(f"no event: {error}") from error
+def _events(said: bytes) -> tuple[list[_Event], bytes]:
+    """Those of the whole lines, and what follows the last of these."""
+    lines = said.split(b"\n")
+    rest = lines.pop()
+    if len(rest) > parameters.engine_line_bytes_max:
+        raise http.BrokenAnswerError("a line of the answer is too long")
+    try:
+        events = [
+            _event_decoder.decode(line[line.index(b"{") :])
+            for line in lines
+            if line.startswith((b"data: {", b"error: {"))
+        ]
+    except msgspec.DecodeError as error:
+        raise http.BrokenAnswerError(f"no event: {error}") from error
+    return events, rest
 
 
 def _piece(event: _Event, counted: int, top_logprobs: int | None) -> Piece | None:
@@ -281,10 +284,8 @@ class AttachedEngine:
     def alive(self) -> bool:
         return self._socket.is_socket()
 
-    async def generate(self, ask: Ask) -> AsyncIterator[Piece | Prefilled | Finish]:
-        async with contextlib.aclosing(self._client.generate(ask)) as answer:  # type: ignore[type-var]
-            async for item in answer:
-                yield item
+    def generate(self, ask: Ask) -> AsyncIterator[Piece | Prefilled | Finish]:
+        return self._client.generate(ask)
 
     async def stop(self) -> None:
         self._client.close()

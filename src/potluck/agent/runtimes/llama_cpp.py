@@ -4,7 +4,6 @@ The engine is the wheel `xllamacpp` or a `llama-server` binary; its digest is th
 """
 
 import asyncio
-import contextlib
 import hashlib
 import importlib.util
 import shutil
@@ -68,10 +67,8 @@ class LlamaCppEngine:
     def alive(self) -> bool:
         return self.process.returncode is None
 
-    async def generate(self, ask: Ask) -> AsyncIterator[Piece | Prefilled | Finish]:
-        async with contextlib.aclosing(self._client.generate(ask)) as answer:  # type: ignore[type-var]
-            async for item in answer:
-                yield item
+    def generate(self, ask: Ask) -> AsyncIterator[Piece | Prefilled | Finish]:
+        return self._client.generate(ask)
 
     async def stop(self) -> None:
         self._client.close()
