@@ -116,6 +116,8 @@ class Requester:
                 return
             reads += 1
             if patience is not None and reads > patience:
+                # Something it has not read yet waits for it when it leaves.
+                await self._clock.sleep_ms(self._rng.randint(0, 200))
                 completion.cancel()
                 story.outcome = "left"
                 return
