@@ -74,6 +74,11 @@ requests_in_flight_max: Final = 1_024
 requests_per_key_in_flight_max: Final = 256
 node_queue_max: Final = 256
 replay_window: Final = 1_024
+senders_kept: Final = 65_536
+"""Replay windows and boot ids kept by a receiver."""
+bus_waiting_messages_max: Final = 65_536
+"""While the server is away; more are refused, and repeated by whoever needs them."""
+bus_buffer_bytes_max: Final = 64 * 1024 * 1024
 events_page_max: Final = 1_000
 
 # Receipts

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from potluck.core import parameters
 from potluck.core.ids import BootId
 from potluck.core.replay import Window
 
@@ -18,7 +19,6 @@ _HEADER: Final = struct.Struct(">B16sQ")
 HEADER_BYTES: Final = _HEADER.size
 _CROCKFORD: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUES: Final = {letter: value for value, letter in enumerate(_CROCKFORD)}
-senders_kept: Final = 65_536
 
 
 class MalformedError(Exception):
@@ -57,7 +57,7 @@ class Guard:
         boot, sequence, body = split(payload)
         window = self._windows.get(sender)
         if window is None:
-            if len(self._windows) >= senders_kept:
+            if len(self._windows) >= parameters.senders_kept:
                 # Forgetting the oldest opens its replays, which every handler answers by id anyway.
                 del self._windows[next(iter(self._windows))]
             window = self._windows[sender] = Window()
@@ -91,7 +91,7 @@ def boot_from_bytes(raw: bytes) -> BootId:
     if known is None:
         number = int.from_bytes(raw, "big")
         known = BootId("".join(_CROCKFORD[number >> shift & 31] for shift in range(125, -1, -5)))
-        if len(_boots) >= senders_kept:
+        if len(_boots) >= parameters.senders_kept:
             _boots.clear()
         _boots[raw] = known
     return known

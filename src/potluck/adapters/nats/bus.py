@@ -26,8 +26,6 @@ from potluck.ports.bus import BusClosedError, BusTimeoutError, Delivery, Handler
 _log = logging.getLogger(__name__)
 _RECONNECT_WAIT_S: Any = 0.2
 """nats-py asks for an int and takes any number."""
-_PENDING_BYTES_MAX = 64 * 1024 * 1024
-_OUTBOX_MESSAGES_MAX = 65_536
 
 
 class NatsSubscription:
@@ -88,9 +86,8 @@ class NatsBus:
         # What waits goes first, so that order is kept.
         if not self._outbox and self._client.send(subject.encode(), payload):
             return
-        if len(self._outbox) >= _OUTBOX_MESSAGES_MAX:
-            self.dropped += 1
-            return
+        if len(self._outbox) >= parameters.bus_waiting_messages_max:
+            raise BusClosedError("too much waits for the server already")
         self._outbox.append((subject, payload))
         self._empty.clear()
         self._wake.set()
@@ -180,7 +177,7 @@ async def _dial(url: str, credentials_file: Path, identity: str) -> DirectClient
         ping_interval=5,
         max_outstanding_pings=2,
         error_cb=_on_error,
-        pending_size=_PENDING_BYTES_MAX,
+        pending_size=parameters.bus_buffer_bytes_max,
     )
     return client
 

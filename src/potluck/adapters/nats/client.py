@@ -13,10 +13,11 @@ from typing import Any
 
 from nats.aio.client import Client
 
+from potluck.core import parameters
+
 _log = logging.getLogger(__name__)
 Direct = Callable[[str, bytes, str], None]
 """(subject, payload, reply)."""
-_BUFFER_BYTES_MAX = 64 * 1024 * 1024
 
 
 class DirectClient(Client):
@@ -37,7 +38,10 @@ class DirectClient(Client):
             return False
         connection: Any = self._transport
         transport = connection._io_writer.transport
-        if transport.is_closing() or transport.get_write_buffer_size() > _BUFFER_BYTES_MAX:
+        if (
+            transport.is_closing()
+            or transport.get_write_buffer_size() > parameters.bus_buffer_bytes_max
+        ):
             return False
         self._write_pending()
         transport.write(b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload))
