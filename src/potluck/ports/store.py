@@ -267,6 +267,7 @@ class Receipts(Protocol):
 
     def refused_of(self, node: NodeId) -> int:
         """How many refused receipts of this node are kept."""
+
     def correct(self, receipt: ReceiptId, provider_micro: int, fee_micro: int) -> None: ...
     def count(self) -> int: ...
     def list(self, account: AccountId | None = None, limit: int = 100) -> Sequence[ReceiptRow]:
