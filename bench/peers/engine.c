@@ -1,5 +1,5 @@
 // fakellm: fake OpenAI-compatible upstream, single thread, epoll.  cc -O2 -o fakellm fakellm.c
-// usage: engine PORT [SOCKET].  POST body fields read: "stream":true, "max_tokens":N (chunks), "seed":U (µs between chunks, 0 = burst)
+// usage: engine PORT [SOCKET].  POST body fields read: "stream":true, "max_tokens":N (chunks), "seed":U (µs between chunks, 0 = burst; a whole answer waits for all of them)
 // On SOCKET it speaks as llama.cpp's server does: GET /health, POST /apply-template, POST /completion (n_predict, seed).
 // every chunk's content carries the CLOCK_MONOTONIC ns of its write as "@<ns>@", so a client on this host can time one-way delay.
 #define _GNU_SOURCE
@@ -18,7 +18,7 @@
 #include <sys/epoll.h>
 #include <signal.h>
 #define MAXFD 4096
-typedef struct { int used, llama, inlen, streaming, left, total; long interval; long long next; char in[65536]; char out[1024]; int outlen, outoff; int wantw; } conn;
+typedef struct { int used, llama, whole, inlen, streaming, left, total; long interval; long long next; char in[65536]; char out[1024]; int outlen, outoff; int wantw; } conn;
 static conn *cs[MAXFD]; static int ep; static int maxfd=0;
 static long long now(){ struct timespec t; clock_gettime(CLOCK_MONOTONIC,&t); return t.tv_sec*1000000000LL+t.tv_nsec; }
 static void closec(int fd){ close(fd); cs[fd]->used=0; }
@@ -28,7 +28,10 @@ static void put_llama(conn*c){ char b[600]; int n, said=c->total-c->left;
   else n=sprintf(b,"data: {\"index\":0,\"content\":\"\",\"tokens\":[],\"stop\":true,\"stop_type\":\"limit\",\"id_slot\":0,\"tokens_predicted\":%d,\"tokens_evaluated\":40,\"timings\":{\"prompt_ms\":1.0,\"predicted_ms\":2.0}}\n\n",said);
   c->outlen=sprintf(c->out,"%x\r\n",n); memcpy(c->out+c->outlen,b,n); c->outlen+=n; memcpy(c->out+c->outlen,"\r\n",2); c->outlen+=2;
   if(c->left==1){ memcpy(c->out+c->outlen,"0\r\n\r\n",5); c->outlen+=5; } c->left--; }
-static void put_chunk(conn*c){ if(c->llama){ put_llama(c); return; } char b[600]; int n;
+// A whole answer, after the time its chunks would have taken.
+static void put_whole(conn*c){ char b[600]; int m=sprintf(b,"{\"id\":\"chatcmpl-7f3a9c2e51d84b0f\",\"object\":\"chat.completion\",\"created\":1764599524,\"model\":\"fake\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"@%lld@ hello there from the fake model\"},\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":12,\"total_tokens\":21}}",now());
+  c->outlen=sprintf(c->out,"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s",m,b); c->left=0; }
+static void put_chunk(conn*c){ if(c->whole){ put_whole(c); return; } if(c->llama){ put_llama(c); return; } char b[600]; int n;
   if(c->left>1) n=sprintf(b,"data: {\"id\":\"chatcmpl-7f3a9c2e51d84b0f\",\"object\":\"chat.completion.chunk\",\"created\":1764599524,\"model\":\"fake\",\"system_fingerprint\":null,\"choices\":[{\"index\":0,\"delta\":{%s\"content\":\"@%lld@\"},\"logprobs\":null,\"finish_reason\":null}]}\n\n",c->left==c->total?"\"role\":\"assistant\",":"",now());
   else n=sprintf(b,"data: {\"id\":\"chatcmpl-7f3a9c2e51d84b0f\",\"object\":\"chat.completion.chunk\",\"created\":1764599524,\"model\":\"fake\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n");
   c->outlen=sprintf(c->out,"%x\r\n",n); memcpy(c->out+c->outlen,b,n); c->outlen+=n; memcpy(c->out+c->outlen,"\r\n",2); c->outlen+=2;
@@ -39,9 +42,9 @@ static void tryparse(int fd){ conn*c=cs[fd]; c->in[c->inlen]=0; char*h=strstr(c-
   if(chunked){ char*e=strstr(h+4,"0\r\n\r\n"); if(!e) return; need=(e-c->in)+5; }
   if(c->inlen<need) return; char*body=h+4; int stream=0; p=strstr(body,"\"stream\""); if(p){ p+=8; while(*p==':'||*p==' ')p++; stream=(*p=='t'); }
   if(c->llama) stream=!strncmp(c->in,"POST /completion",16); long n=field(body,c->llama?"\"n_predict\"":"\"max_tokens\"",0); long iv=field(body,"\"seed\"",0); if(n<2) n=2;
-  if(stream){ c->outlen=sprintf(c->out,"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"); c->streaming=1; c->total=c->left=n; c->interval=iv; c->next=now()+(iv?iv*1000LL*(rand()%1000)/1000:0); }
+  if(stream){ c->outlen=sprintf(c->out,"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\ntransfer-encoding: chunked\r\n\r\n"); c->whole=0; c->streaming=1; c->total=c->left=n; c->interval=iv; c->next=now()+(iv?iv*1000LL*(rand()%1000)/1000:0); }
   else if(c->llama){ const char*b=!strncmp(c->in,"GET",3)?"{\"status\":\"ok\"}":"{\"prompt\":\"Tell me.\"}"; c->outlen=sprintf(c->out,"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %zu\r\n\r\n%s",strlen(b),b); c->streaming=0; }
-  else { char b[600]; int m=sprintf(b,"{\"id\":\"chatcmpl-7f3a9c2e51d84b0f\",\"object\":\"chat.completion\",\"created\":1764599524,\"model\":\"fake\",\"choices\":[{\"index\":0,\"message\":{\"role\":\"assistant\",\"content\":\"@%lld@ hello there from the fake model\"},\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":12,\"total_tokens\":21}}",now()); c->outlen=sprintf(c->out,"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s",m,b); c->streaming=0; }
+  else { c->whole=1; c->streaming=1; c->total=c->left=1; c->interval=iv*n; c->next=now()+c->interval*1000LL; }
   memmove(c->in,c->in+need,c->inlen-need); c->inlen-=need; c->outoff=0; pump(fd); }
 int main(int argc,char**argv){ signal(SIGPIPE,SIG_IGN); int port=atoi(argv[1]); int ls=socket(AF_INET,SOCK_STREAM|SOCK_NONBLOCK,0),one=1; setsockopt(ls,SOL_SOCKET,SO_REUSEADDR,&one,sizeof one); struct sockaddr_in a={.sin_family=AF_INET,.sin_port=htons(port),.sin_addr.s_addr=htonl(INADDR_LOOPBACK)}; if(bind(ls,(void*)&a,sizeof a)){perror("bind");return 1;} listen(ls,1024); ep=epoll_create1(0); int us=-1; if(argc>2){ us=socket(AF_UNIX,SOCK_STREAM|SOCK_NONBLOCK,0); struct sockaddr_un u={.sun_family=AF_UNIX}; strncpy(u.sun_path,argv[2],sizeof u.sun_path-1); unlink(argv[2]); if(bind(us,(void*)&u,sizeof u)){perror("bind");return 1;} listen(us,1024); struct epoll_event e3={.events=EPOLLIN,.data.fd=us}; epoll_ctl(ep,EPOLL_CTL_ADD,us,&e3); } struct epoll_event e={.events=EPOLLIN,.data.fd=ls}; epoll_ctl(ep,EPOLL_CTL_ADD,ls,&e); struct epoll_event ev[256];
  for(;;){ long long t=now(),nx=-1; for(int i=0;i<=maxfd;i++) if(cs[i]&&cs[i]->used&&cs[i]->streaming&&cs[i]->interval&&!cs[i]->wantw){ if(nx<0||cs[i]->next<nx) nx=cs[i]->next; }
