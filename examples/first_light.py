@@ -18,6 +18,8 @@ RECEIPT_WAIT_S = 15.0
 
 
 def main() -> int:
+    # Tools that this script starts write to the same output: lines must keep their order.
+    sys.stdout.reconfigure(line_buffering=True)
     once = "--once" in sys.argv
     options = [argument for argument in sys.argv[1:] if argument != "--once"]
     up = subprocess.Popen(

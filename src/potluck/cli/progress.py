@@ -15,7 +15,7 @@ class Starting:
     def __init__(self) -> None:
         self._bars = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn(),
-            console=output.errors, transient=True,
+            console=output.errors, transient=True, disable=not output.errors.is_terminal,
         )  # fmt: skip
         self._line: TaskID | None = None
         self._of_node: dict[str, TaskID] = {}
