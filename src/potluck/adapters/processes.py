@@ -158,6 +158,8 @@ def _usable_layout() -> tuple[cgroups.Layout | None, str]:
     try:
         group.create(_PROBE)
     except SpawnError as error:
+        if isinstance(error.__cause__, PermissionError):
+            return None, "this user may not make control groups"
         return None, str(error)
     group.remove()
     return layout, "cgroup v2" if layout.v2_limits else "cgroup v1"

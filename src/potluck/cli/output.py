@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -33,13 +34,20 @@ def json_line(value: Any) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns whose name starts with `>` are numbers. Cells are plain text, never markup."""
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        number = column.startswith(">")
-        shown.add_column(column.removeprefix(">"), justify="right" if number else "left",
-                         no_wrap=True)  # fmt: skip
-    for row in rows:
+    """Columns whose name starts with `>` are numbers, those with `~` may be cut on a narrow
+    screen; all others are shown whole. Cells are plain text, never markup."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    cells = [[*row] for row in rows]
+    for index, column in enumerate(columns):
+        name = column.lstrip(">~")
+        widest = max((cell_len(row[index]) for row in cells), default=0)
+        shown.add_column(
+            name,
+            justify="right" if column.startswith(">") else "left",
+            no_wrap=True,
+            min_width=None if column.startswith("~") else max(len(name), widest),
+        )
+    for row in cells:
         shown.add_row(*(styled(cell) for cell in row))
     # Piped output has no width to respect, and a cut id is of no use there.
     screen.print(shown, crop=False, soft_wrap=not screen.is_terminal)
@@ -55,6 +63,11 @@ def credits(amount_micro: int) -> str:
     sign = "-" if amount_micro < 0 else ""
     whole, micro = divmod(abs(amount_micro), parameters.MICRO_PER_CREDIT)
     return f"{sign}{whole:,}.{micro:06d}"
+
+
+def price(amount_micro: int) -> str:
+    """Compute credits without needless zeros: prices are round numbers."""
+    return credits(amount_micro).rstrip("0").rstrip(".")
 
 
 def size(amount_bytes: int) -> str:

@@ -51,29 +51,23 @@ def nodes(
     if as_json:
         output.json_line(found)
         return
-    columns = ("node", "id", "state", "sandbox", ">cores", "memory free", "accelerators", "serves")
-    output.table(columns, [_node_row(node) for node in found])
-    for node in found:
-        if node.tier != "full":
-            output.screen.print(
-                f"{escape(node.name)} confines engines less than fully: {escape(node.tier_reason)}"
-            )
+    output.table(("node", "state", "sandbox", "has", "~serves"), [_node_row(one) for one in found])
+    for reason in sorted({node.tier_reason for node in found if node.tier != "full"}):
+        names = ", ".join(node.name for node in found if node.tier_reason == reason)
+        output.screen.print(f"Sandbox of {escape(names)}: {escape(reason)}.")
 
 
 def _node_row(node: views.NodeView) -> tuple[str, ...]:
     heard_s = max(0, round(time.time() - node.heard_ms / 1000))
     state = node.liveness if node.liveness == "alive" else f"{node.liveness} ({heard_s} s silent)"
-    cards = ", ".join(f"{card.name} {output.size(card.memory_bytes)}" for card in node.accelerators)
+    has = [f"{node.cpu_cores} cores", f"{output.size(node.memory_free_bytes)} free"]
+    has += [f"{card.name} {output.size(card.memory_bytes)}" for card in node.accelerators]
     serves = "\n".join(
         f"{replica.state} {replica.model} {replica.in_flight}/{replica.slots}"
-        + (f" {replica.detail}" if replica.detail else "")
+        + (f" {replica.detail}" if replica.state != "ready" else "")
         for replica in node.replicas
     )
-    free = f"{output.size(node.memory_free_bytes)} of {output.size(node.memory_bytes)}"
-    return (
-        node.name, output.short(node.id), state, node.tier, str(node.cpu_cores), free,
-        cards or "none (CPU)", serves or "nothing yet",
-    )  # fmt: skip
+    return (node.name, state, node.tier, ", ".join(has), serves or "nothing yet")
 
 
 def models(
@@ -85,10 +79,8 @@ def models(
     if as_json:
         output.json_line(found)
         return
-    columns = (
-        "model", ">replicas", ">context", "size", "licence",
-        ">credits/M in", ">credits/M out", ">fee",
-    )  # fmt: skip
+    output.screen.print("Prices: compute credits for a million tokens; the fee comes on top.")
+    columns = ("~model", ">replicas", ">context", ">size", "licence", ">in", ">out", ">fee")
     output.table(columns, [_model_row(model) for model in found])
 
 
@@ -99,8 +91,8 @@ def _model_row(model: views.ModelView) -> tuple[str, ...]:
         f"{model.context_tokens:,}",
         output.size(model.size_bytes),
         model.licence,
-        output.credits(model.input_micro_per_mtok),
-        output.credits(model.output_micro_per_mtok),
+        output.price(model.input_micro_per_mtok),
+        output.price(model.output_micro_per_mtok),
         f"{model.fee_basis_points / 100:g} %",
     )
 
@@ -138,7 +130,7 @@ def ledger(lines: list[views.TransferView]) -> None:
 
 
 def _ledger_row(line: views.TransferView) -> tuple[str, ...]:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line.at_ms / 1000))
+    when = time.strftime("%m-%d %H:%M:%S", time.localtime(line.at_ms / 1000))
     return (
         when, line.kind, output.short(line.payer), output.short(line.payee),
         output.credits(line.amount_micro), output.short(line.cause),

@@ -39,14 +39,15 @@ def listing(
     if as_json:
         output.json_line(found)
         return
-    columns = ("receipt", "model", "outcome", ">tokens", ">credits", "refused")
+    columns = ("receipt", "outcome", ">tokens", ">credits", "~model")
     output.table(columns, [_row(line) for line in found])
 
 
 def _row(line: ReceiptLineView) -> tuple[str, ...]:
     tokens = f"{line.prompt_tokens}+{line.completion_tokens}"
     cost = output.credits(line.total_micro)
-    return (line.id, line.model, line.outcome, tokens, cost, line.refusal)
+    outcome = f"refused: {line.refusal}" if line.refusal else line.outcome
+    return (line.id, outcome, tokens, cost, line.model)
 
 
 def show(
