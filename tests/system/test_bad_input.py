@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.system.pools import RunningPool
+from tests.system.pools import RunningPool, until
 
 ENDLESS = [{"role": "user", "content": "the the the the"}]
 GOOD = {"model": "tiny-q8_0", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -112,6 +112,50 @@ def test_no_funds(pool: RunningPool, undisturbed: None) -> None:
         headers={"authorization": f"Bearer {key.json()['key']}"},
     )
     assert answer.status_code == 200
+
+
+@pytest.fixture(scope="module")
+def stranger(pool: RunningPool) -> Iterator[httpx.Client]:
+    """With a key of an account of its own, which is no admin."""
+    account = pool.http.post("/api/v1/accounts", json={"name": "stranger"}).json()["id"]
+    key = pool.http.post("/api/v1/keys", json={"name": "s", "account": account}).json()["key"]
+    with httpx.Client(base_url=pool.url, headers={"authorization": f"Bearer {key}"}) as client:
+        client.headers["x-account"] = account
+        yield client
+
+
+def test_one_account_sees_nothing_of_another(pool: RunningPool, stranger: httpx.Client) -> None:
+    answer = pool.http.post("/v1/chat/completions", content=said())
+    receipt = answer.headers["x-potluck-receipt"]
+    until(
+        lambda: pool.http.get(f"/api/v1/receipts/{receipt}").status_code == 200, what="the receipt"
+    )
+    own = stranger.headers["x-account"]
+    assert [one["id"] for one in stranger.get("/api/v1/accounts").json()["data"]] == [own]
+    assert {one["account"] for one in stranger.get("/api/v1/keys").json()["data"]} == {own}
+    for name in ("receipts", "holds"):
+        assert stranger.get(f"/api/v1/{name}").json()["data"] == []
+    lines = stranger.get("/api/v1/ledger").json()["data"]
+    assert all(own in (line["payer"], line["payee"]) for line in lines)
+    assert stranger.get("/api/v1/ledger", params={"cause": receipt}).json()["data"] == []
+    assert stranger.get(f"/api/v1/receipts/{receipt}").status_code == 404
+    for name in ("accounts", "keys", "receipts", "ledger", "holds"):
+        asked = stranger.get(f"/api/v1/{name}", params={"account": pool.account})
+        assert asked.status_code == 403, name
+    assert stranger.get(f"/api/v1/accounts/{pool.account}").status_code == 403
+    assert stranger.get("/api/v1/events").status_code == 403
+
+
+def test_one_account_changes_nothing_of_another(pool: RunningPool, stranger: httpx.Client) -> None:
+    owners = pool.get("/whoami")["id"]
+    deposit = f"/api/v1/accounts/{stranger.headers['x-account']}/deposit"
+    assert stranger.post(deposit, json={"amount_micro": 1}).status_code == 403
+    assert stranger.post("/api/v1/accounts", json={"name": "x"}).status_code == 403
+    assert stranger.post("/api/v1/keys", json={"name": "x", "admin": True}).status_code == 403
+    taken = stranger.post("/api/v1/keys", json={"name": "x", "account": pool.account})
+    assert taken.status_code == 403
+    assert stranger.delete(f"/api/v1/keys/{owners}").status_code == 404
+    assert pool.get("/whoami")["revoked_ms"] is None
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/nothing", "/api/v1/nothing", "/api/v1/receipts/rcp_x"])

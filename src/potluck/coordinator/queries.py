@@ -175,8 +175,15 @@ def _model_view(row: DeploymentRow, live: Live, wanted: int) -> views.ModelView:
     )
 
 
-def _accounts(tx: Tx, _args: dict[str, str], _live: Live) -> list[views.AccountView]:
-    return [commands.account_view(tx, row) for row in tx.accounts.list(parameters.list_page_max)]
+def _accounts(tx: Tx, args: dict[str, str], _live: Live) -> list[views.AccountView] | No:
+    """All, or the one that is named: who may see only his own is shown no other."""
+    account = _account_of(tx, args)
+    if isinstance(account, tuple):
+        return account
+    rows = tx.accounts.list(parameters.list_page_max) if account is None else ()
+    if account is not None and (own := tx.accounts.get(account)) is not None:
+        rows = (own,)
+    return [commands.account_view(tx, row) for row in rows]
 
 
 def _account(tx: Tx, args: dict[str, str], _live: Live) -> views.AccountView | No:

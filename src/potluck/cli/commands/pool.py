@@ -47,7 +47,7 @@ def nodes(
 ) -> None:
     """The machines of the pool, and what each serves."""
     with connection.connect(data_dir, url, api_key) as client:
-        found = client.nodes()
+        found = sorted(client.nodes(), key=lambda node: node.name)
     if as_json:
         output.json_line(found)
         return
