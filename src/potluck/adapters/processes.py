@@ -16,7 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, Final
 
+import psutil
+
 from potluck.adapters import cgroups
+from potluck.core import parameters
 from potluck.ports.processes import STAGE, Command, Limits, SpawnError
 
 _LAUNCHER: Final = Path(__file__).with_name("launch.py")
@@ -50,6 +53,7 @@ class LocalProcess:
         return await asyncio.shield(self._ended)
 
     async def stop(self, grace_ms: int) -> None:
+        family = _descendants(self._popen.pid) if self._group is None else []
         if not self._ended.done():
             self._signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
@@ -62,6 +66,11 @@ class LocalProcess:
             await self.wait()
         if self._group is not None:
             await asyncio.to_thread(self._group.remove)
+        elif family:
+            # The kernel ends a sandbox's namespace with its init, but not in the same moment.
+            await asyncio.to_thread(
+                psutil.wait_procs, family, timeout=parameters.process_end_wait_ms / 1000
+            )
 
     def _signal(self, number: int) -> None:
         """To its whole process group: it was started as the leader of one."""
@@ -143,6 +152,12 @@ async def _ended(work: "asyncio.Future[Any]") -> bool:
         except asyncio.CancelledError:
             cancelled = True
     return cancelled
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
 
 
 def _usable_layout() -> tuple[cgroups.Layout | None, str]:

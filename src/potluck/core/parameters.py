@@ -247,6 +247,8 @@ child_streams_grace_ms: Final = 2_000
 node_grace_ms: Final = 8_000
 """As `child_grace_ms`: a node waits for acknowledgements, and then for its engines."""
 cgroup_removal_ms: Final = 2_000
+process_end_wait_ms: Final = 1_000
+"""How long the descendants of an ended process may take to be gone."""
 """How long a control group may take to become empty once all in it were killed."""
 child_log_bytes_max: Final = 16 * 1024 * 1024
 """Of each log; one older one of this size is kept besides."""
