@@ -274,12 +274,19 @@ def _tail(path: Path) -> str:
     return "(there is none)"
 
 
-async def hold(pool: Pool, watcher: Watcher, when_ready: Callable[[], None]) -> None:
-    """Keeps the pool until SIGINT, SIGTERM or SIGHUP."""
+def stop_signals() -> asyncio.Event:
+    """Set by SIGINT, SIGTERM or SIGHUP. To be heard before the first child starts: none is lost."""
     stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    return stopping
+
+
+async def hold(
+    pool: Pool, stopping: asyncio.Event, watcher: Watcher, when_ready: Callable[[], None]
+) -> None:
+    """Keeps the pool until `stopping`."""
+    loop = asyncio.get_running_loop()
     ready = loop.create_task(pool.until_ready(watcher))
     stop = loop.create_task(stopping.wait())
     await asyncio.wait({ready, stop}, return_when=asyncio.FIRST_COMPLETED)

@@ -53,6 +53,7 @@ async def _up(folder: DataFolder, chosen: settings.UpSettings, as_json: bool) ->
     def notice(text: str) -> None:
         output.errors.print(escape(text))
 
+    stopping = up.stop_signals()
     async with up.running(folder, chosen, notice) as pool:
         with Starting() as starting:
 
@@ -63,7 +64,7 @@ async def _up(folder: DataFolder, chosen: settings.UpSettings, as_json: bool) ->
                 else:
                     _welcome(pool)
 
-            await up.hold(pool, starting, ready)
+            await up.hold(pool, stopping, starting, ready)
         if not as_json:
             output.errors.print("The pool is ending.")
 
