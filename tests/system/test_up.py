@@ -95,7 +95,13 @@ def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [["--nodes", "0"], ["--nodes", "1000"], ["--port", "70000"], ["--model", "/nowhere.gguf"]],
+    [
+        ["--nodes", "0"],
+        ["--nodes", "1000"],
+        ["--port", "70000"],
+        ["--model", "/nowhere.gguf"],
+        ["--model", __file__],
+    ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, options: list[str]) -> None:
     done = subprocess.run(

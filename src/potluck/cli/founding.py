@@ -18,6 +18,7 @@ from potluck.messages.membership import Manifest, Source
 
 POOL: Final = "home"
 _KEY_BYTES: Final = 32
+_GGUF: Final = b"GGUF"
 
 
 class PoolFile(msgspec.Struct, kw_only=True):
@@ -81,6 +82,9 @@ def local_manifest(model: Path) -> Manifest:
     """Names a GGUF file on this machine by its bytes. Raises `CommandError`."""
     try:
         with model.open("rb") as file:
+            if file.read(len(_GGUF)) != _GGUF:
+                raise CommandError(f"{model} is no GGUF file", "give another with --model")
+            file.seek(0)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         size_bytes = model.stat().st_size
     except OSError as error:

@@ -28,6 +28,10 @@ class Check:
     detail: str
 
 
+_UNKEYED = "no accidental change; it is no signature"
+_PROVED = "ids, digests, tokens, prices as signed; names, account, time are the pool's word"
+
+
 def verify(view: ReceiptView, verifier: Verifier) -> list[Check]:
     """All checks, in a fixed order; the receipt stands if all are `ok`."""
     try:
@@ -45,12 +49,14 @@ def verify(view: ReceiptView, verifier: Verifier) -> list[Check]:
     ]
     if view.countersigned is not None:
         checks += _countersigned(view, receipt, view.countersigned, verifier)
+    else:
+        checks.append(Check("gateway's signature", True, "none: only the node's word is proved"))
     return checks
 
 
 def _unchanged(view: ReceiptView) -> Check:
     ok = view.checksum == views.checksum(view)
-    return Check("checksum", ok, "as it was issued" if ok else "a byte of it was changed")
+    return Check("checksum", ok, _UNKEYED if ok else "a byte of it was changed")
 
 
 def _signed(signed: SignedView, name: str, domain: bytes, verifier: Verifier) -> Check:
@@ -105,7 +111,7 @@ def _shown(view: ReceiptView, receipt: money.Receipt) -> Iterator[Check]:
         ("output digest", view.output_digest, receipt.output_digest),
     ]
     wrong = [f"{name}: {shown!r}, signed {said!r}" for name, shown, said in pairs if shown != said]
-    yield Check("what is shown", not wrong, "; ".join(wrong) or "equals what was signed")
+    yield Check("what is shown", not wrong, "; ".join(wrong) or _PROVED)
 
 
 def _priced(receipt: money.Receipt) -> Check:
@@ -136,7 +142,7 @@ def _within(view: ReceiptView, receipt: money.Receipt) -> Check:
     ok = view.total_micro == view.provider_micro + view.fee_micro and 0 <= view.total_micro <= min(
         claimed, receipt.max_micro
     )
-    return Check("settled", ok, f"{view.total_micro} of {claimed} claimed micro-credits")
+    return Check("settled", ok, f"{view.total_micro} of {claimed} claimed, by the pool's word")
 
 
 def _countersigned(
