@@ -11,7 +11,7 @@ import msgspec
 from potluck.adapters.ids import UlidIds
 from potluck.adapters.keys import write_private
 from potluck.cli import builtin_model
-from potluck.cli.failures import CommandError
+from potluck.cli.failures import CommandError, usage
 from potluck.cli.folder import DataFolder
 from potluck.core.ids import AccountId, CoordinatorId, Digest, KeyId
 from potluck.messages.membership import Manifest, Source
@@ -19,6 +19,7 @@ from potluck.messages.membership import Manifest, Source
 POOL: Final = "home"
 _KEY_BYTES: Final = 32
 _GGUF: Final = b"GGUF"
+_OTHER_MODEL: Final = "give a GGUF file with --model, or none for the built-in model"
 
 
 class PoolFile(msgspec.Struct, kw_only=True):
@@ -78,17 +79,31 @@ def read_credentials(path: Path) -> CredentialsFile:
         raise CommandError(f"{path} is damaged: {error}", "give --url and --api-key") from error
 
 
-def local_manifest(model: Path) -> Manifest:
-    """Names a GGUF file on this machine by its bytes. Raises `CommandError`."""
+def check_model(model: Path) -> None:
+    """Whether it can be one, without reading all of it. Raises `CommandError`."""
     try:
         with model.open("rb") as file:
             if file.read(len(_GGUF)) != _GGUF:
-                raise CommandError(f"{model} is no GGUF file", "give another with --model")
-            file.seek(0)
+                raise usage(f"{model} is no GGUF file", _OTHER_MODEL, "invalid_setting")
+    except OSError as error:
+        raise _unreadable(model, error) from error
+
+
+def _unreadable(model: Path, error: OSError) -> CommandError:
+    return usage(
+        f"the model {model} cannot be read: {error.strerror}", _OTHER_MODEL, "invalid_setting"
+    )
+
+
+def local_manifest(model: Path) -> Manifest:
+    """Names a GGUF file on this machine by its bytes. Raises `CommandError`."""
+    check_model(model)
+    try:
+        with model.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         size_bytes = model.stat().st_size
     except OSError as error:
-        raise CommandError(f"the model cannot be read: {error}", "check --model") from error
+        raise _unreadable(model, error) from error
     return Manifest(
         name=model.stem.lower(),
         digest=Digest(digest),

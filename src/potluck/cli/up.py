@@ -41,9 +41,7 @@ LOOPBACK: Final = "127.0.0.1"
 class Watcher(Protocol):
     """Whoever waits for a pool to be ready."""
 
-    def say(self, text: str) -> None: ...
-
-    def show(self, nodes: list[NodeView]) -> None: ...
+    def show(self, reason: str, nodes: list[NodeView]) -> None: ...
 
 
 class Pool:
@@ -65,16 +63,46 @@ class Pool:
                 failing = self.supervisor.failing()
                 if failing is not None:
                     raise _child_failed(self.folder, failing)
-                with contextlib.suppress(httpx.HTTPError, msgspec.MsgspecError):
-                    answer = await client.get("/readyz")
-                    if answer.status_code == 200:
+                try:
+                    if await _ready(client, watcher):
                         return
-                    watcher.say(_reason(answer))
-                    shown = await client.get("/api/v1/nodes")
-                    if shown.status_code == 200:
-                        page = msgspec.json.decode(shown.content, type=Page[NodeView])
-                        watcher.show(page.data)
+                except (httpx.HTTPError, msgspec.MsgspecError):
+                    watcher.show("The gateway is starting.", [])
                 await asyncio.sleep(_READY_POLL_MS / 1000)
+
+
+async def _ready(client: httpx.AsyncClient, watcher: Watcher) -> bool:
+    answer = await client.get("/readyz")
+    if answer.status_code == 200:
+        return True
+    shown = await client.get("/api/v1/nodes")
+    nodes: list[NodeView] = []
+    if shown.status_code == 200:
+        nodes = msgspec.json.decode(shown.content, type=Page[NodeView]).data
+    watcher.show(_reason(answer), sorted(nodes, key=lambda node: node.name))
+    return False
+
+
+def mistakes(folder: DataFolder, settings: UpSettings) -> list[CommandError]:
+    """All that would keep a pool from starting, as far as it can be known before."""
+    found: list[CommandError] = []
+    try:
+        with locked(folder):
+            pass
+    except CommandError as error:
+        # A pool that runs here has its port, rightly.
+        return [error]
+    try:
+        with _listening(settings.port):
+            pass
+    except CommandError as error:
+        found.append(error)
+    if settings.model is not None:
+        try:
+            founding.check_model(settings.model)
+        except CommandError as error:
+            found.append(error)
+    return found
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
 """One process's connection to NATS, as the bus port.
 
-Handlers are called by the task that reads the socket, so they return at once; what must arrive is
+Handlers are called as the socket is read, so they return at once; what must arrive is
 repeated by its sender. Publishing never waits: while the server is away, messages wait for it.
 """
 

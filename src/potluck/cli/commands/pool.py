@@ -7,6 +7,7 @@ from rich.markup import escape
 
 from potluck.cli import connection, output, sweep
 from potluck.cli.connection import ApiKey, DataDir, Json, Url
+from potluck.core import parameters
 from potluck.messages import views
 
 
@@ -51,23 +52,33 @@ def nodes(
     if as_json:
         output.json_line(found)
         return
-    output.table(("node", "state", "sandbox", "has", "~serves"), [_node_row(one) for one in found])
+    if not found:
+        output.screen.print("No node has joined yet.")
+        return
+    columns = ("~node", "state", "sandbox", "~has", "~serves (requests/slots)")
+    now_s = time.time()
+    output.table(columns, [_node_row(one, now_s) for one in found])
+    for node in found:
+        for replica in node.replicas if node.liveness == "alive" else ():
+            if replica.state == "failed":
+                why = f"{node.name} cannot serve {replica.model}: {output.reason(replica.detail)}"
+                output.screen.print(f"[red]{escape(why)}[/]. It tries again by itself.")
     for reason in sorted({node.tier_reason for node in found if node.tier != "full"}):
         names = ", ".join(node.name for node in found if node.tier_reason == reason)
         output.screen.print(f"Sandbox of {escape(names)}: {escape(reason)}.")
 
 
-def _node_row(node: views.NodeView) -> tuple[str, ...]:
-    heard_s = max(0, round(time.time() - node.heard_ms / 1000))
-    state = node.liveness if node.liveness == "alive" else f"{node.liveness} ({heard_s} s silent)"
-    has = [f"{node.cpu_cores} cores", f"{output.size(node.memory_free_bytes)} free"]
+def _node_row(node: views.NodeView, now_s: float) -> tuple[str, ...]:
+    """What a silent node last said of itself may be true no more: it is shown as past, or not."""
+    has = [output.count(node.cpu_cores, "core")]
+    if node.liveness == "alive":
+        has.append(f"{output.size(node.memory_free_bytes)} free")
+        serves = [output.replica(replica) for replica in node.replicas] or ["nothing yet"]
+    else:
+        serves = [f"last heard {output.ago(node.heard_ms, now_s)}"]
+        serves += [f"before that: {output.replica(replica)}" for replica in node.replicas]
     has += [f"{card.name} {output.size(card.memory_bytes)}" for card in node.accelerators]
-    serves = "\n".join(
-        f"{replica.state} {replica.model} {replica.in_flight}/{replica.slots}"
-        + (f" {replica.detail}" if replica.state != "ready" else "")
-        for replica in node.replicas
-    )
-    return (node.name, state, node.tier, ", ".join(has), serves or "nothing yet")
+    return (node.name, node.liveness, node.tier, ", ".join(has), "\n".join(serves))
 
 
 def models(
@@ -79,8 +90,11 @@ def models(
     if as_json:
         output.json_line(found)
         return
+    if not found:
+        output.screen.print("No model is served.")
+        return
     output.screen.print("Prices: compute credits for a million tokens; the fee comes on top.")
-    columns = ("~model", ">replicas", ">context", ">size", "licence", ">in", ">out", ">fee")
+    columns = ("~model", ">replicas", ">context", ">size", "~licence", ">in", ">out", ">fee")
     output.table(columns, [_model_row(model) for model in found])
 
 
@@ -100,7 +114,7 @@ def _model_row(model: views.ModelView) -> tuple[str, ...]:
 def balance(
     data_dir: DataDir = None, url: Url = None, api_key: ApiKey = None, as_json: Json = False
 ) -> None:
-    """What your account has, what is on hold, and when that is free again at the latest."""
+    """What your account has, and what is on hold."""
     with connection.connect(data_dir, url, api_key) as client:
         account = client.account(client.whoami().account)
         holds = [one for one in client.holds() if one.account == account.id]
@@ -113,25 +127,32 @@ def balance(
     say(f"  posted     {output.credits(account.posted_micro):>16} credits")
     say(f"  on hold    {output.credits(account.pending_micro):>16}")
     say(f"  available  [bold]{output.credits(account.available_micro):>16}[/]")
-    for hold in holds:
-        rest = output.credits(hold.amount_micro - hold.settled_micro)
-        minutes = max(0, round((hold.released_at_latest_ms / 1000 - time.time()) / 60))
-        say(
-            f"  hold {output.short(hold.id)}: {rest} set aside, free in {minutes} min at the latest"
-        )
+    if holds:
+        say("")
+        columns = ("hold", ">set aside", "expires", "free at the latest")
+        output.table(columns, [_hold_row(hold) for hold in holds])
+        idle = output.count(parameters.hold_life_ms // 60_000, "minute")
+        say(f"Holds are money set aside for your next requests; unused for {idle}, they are freed.")
     if lines:
         say("")
         ledger(lines)
 
 
+def _hold_row(hold: views.HoldView) -> tuple[str, ...]:
+    """Its two ends are the JSON's `expires_ms` and `released_at_latest_ms`."""
+    ends = (hold.expires_ms, hold.released_at_latest_ms)
+    rest = output.credits(hold.amount_micro - hold.settled_micro)
+    return (output.short(hold.id), rest, *map(output.moment, ends))
+
+
 def ledger(lines: list[views.TransferView]) -> None:
-    columns = ("when", "kind", "from", "to", ">credits", "for")
+    columns = ("when", "~kind", "from", "to", ">credits", "for")
     output.table(columns, [_ledger_row(line) for line in lines])
 
 
 def _ledger_row(line: views.TransferView) -> tuple[str, ...]:
     when = time.strftime("%m-%d %H:%M:%S", time.localtime(line.at_ms / 1000))
     return (
-        when, line.kind, output.short(line.payer), output.short(line.payee),
+        when, line.kind.replace("_", " "), output.short(line.payer), output.short(line.payee),
         output.credits(line.amount_micro), output.short(line.cause),
     )  # fmt: skip

@@ -19,7 +19,11 @@ from potluck.messages.views import ReceiptLineView, ReceiptView
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Receipts: list, show, verify.", no_args_is_help=True)
+    group = typer.Typer(
+        help="Receipts: list, show, verify.",
+        callback=output.help_without_command,
+        invoke_without_command=True,
+    )
     group.command("list")(listing)
     group.command("show")(show)
     group.command("verify")(verify)
@@ -39,7 +43,10 @@ def listing(
     if as_json:
         output.json_line(found)
         return
-    columns = ("receipt", "outcome", ">tokens", ">credits", "~model")
+    if not found:
+        output.screen.print("No receipt yet: each answer gives one.")
+        return
+    columns = ("receipt", "~outcome", ">tokens", ">credits", "~model")
     output.table(columns, [_row(line) for line in found])
 
 

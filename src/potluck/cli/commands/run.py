@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import os
+import shlex
+import shutil
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Final
@@ -14,7 +17,7 @@ from rich.markup import escape
 
 from potluck.cli import connection, output, settings, sweep, up
 from potluck.cli.connection import DataDir, Json
-from potluck.cli.failures import CommandError
+from potluck.cli.failures import CommandError, together
 from potluck.cli.folder import DataFolder
 from potluck.cli.progress import Starting
 from potluck.messages import errors
@@ -45,17 +48,23 @@ def start(
     # All that a pool writes is its owner's alone; what a sandbox needs is opened on purpose.
     os.umask(0o077)
     folder = connection.folder(data_dir)
-    chosen = settings.for_up(folder, port=port, nodes=nodes, model=model)
+    chosen, mistakes = settings.for_up(folder, port=port, nodes=nodes, model=model)
+    mistakes += up.mistakes(folder, chosen)
+    if mistakes:
+        raise together(mistakes)
     asyncio.run(_up(folder, chosen, as_json))
 
 
 async def _up(folder: DataFolder, chosen: settings.UpSettings, as_json: bool) -> None:
-    def notice(text: str) -> None:
-        output.errors.print(escape(text))
+    def mend_of(node: str) -> str:
+        look = f"its log is in {folder.node(node) / 'logs'}; it tries again by itself"
+        if chosen.model is not None:
+            return f"end this with Ctrl-C and give another file with --model; {look}"
+        return f"check this machine's network, free memory and disk; {look}"
 
     stopping = up.stop_signals()
-    async with up.running(folder, chosen, notice) as pool:
-        with Starting() as starting:
+    async with up.running(folder, chosen, output.note) as pool:
+        with Starting(mend_of) as starting:
 
             def ready() -> None:
                 starting.end()
@@ -66,7 +75,7 @@ async def _up(folder: DataFolder, chosen: settings.UpSettings, as_json: bool) ->
 
             await up.hold(pool, stopping, starting, ready)
         if not as_json:
-            output.errors.print("The pool is ending.")
+            output.note("The pool is ending.")
 
 
 def _announcement(pool: up.Pool) -> dict[str, object]:
@@ -82,12 +91,28 @@ def _announcement(pool: up.Pool) -> dict[str, object]:
 
 def _welcome(pool: up.Pool) -> None:
     say = output.screen.print
-    say(f"[bold green]The pool is up[/] at [bold]{pool.owner.url}[/], {pool.settings.nodes} nodes.")
+    nodes = output.count(pool.settings.nodes, "node")
+    say(f"[bold green]The pool is up[/] at [bold]{pool.owner.url}[/], {nodes}.")
     say("\nFor any OpenAI client:")
-    say(f"  export OPENAI_BASE_URL={pool.owner.url}/v1")
-    say(f"  export OPENAI_API_KEY={pool.owner.api_key}")
-    say('\nOr in another terminal: [bold]potluck chat "Hello"[/], potluck status, potluck balance.')
-    say("Ctrl-C ends the pool.")
+    output.line(f"  export OPENAI_BASE_URL={pool.owner.url}/v1")
+    output.line(f"  export OPENAI_API_KEY={pool.owner.api_key}")
+    say(
+        "That is the admin's key: it may do everything here. Make an ordinary one for each "
+        "program or person:"
+    )
+    output.line(_typed(pool, "keys create NAME"))
+    say("\nIn another terminal:")
+    for words in ('chat "Hello"', "status", "balance"):
+        output.line(_typed(pool, words))
+    say("\nCtrl-C ends the pool.")
+
+
+def _typed(pool: up.Pool, words: str) -> str:
+    """As it works in another terminal, for a pool in another folder than the usual too."""
+    command = "potluck" if shutil.which("potluck") else sys.argv[0]
+    usual = pool.folder.root == Path(settings.FOLDER_DEFAULT).expanduser()
+    folder = "" if usual else f" --data-dir {shlex.quote(str(pool.folder.root))}"
+    return f"  {command} {words}{folder}"
 
 
 def stop(data_dir: DataDir = None, as_json: Json = False) -> None:
