@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+import potluck
 from potluck.core.refusals import Refusal
 from potluck.gateway.http import access, errors, gate, models
 from potluck.gateway.http.asgi import App, Receive, Scope, Send, header, send_document, send_problem
@@ -67,6 +68,11 @@ async def _page(serving: Serving, scope: Scope, send: Send) -> None:
         await send_document(send, 200, found, [errors.JSON])
 
 
+async def _front(_serving: Serving, _scope: Scope) -> bytes:
+    """For whoever opens the bare address: where everything is."""
+    return _FRONT
+
+
 async def _healthy(_serving: Serving, _scope: Scope) -> bytes:
     return b'{"status":"ok"}'
 
@@ -97,4 +103,16 @@ async def _model(serving: Serving, scope: Scope) -> bytes | Problem:
     return Problem(Refusal.MODEL_NOT_FOUND, param="model") if found is None else found
 
 
-_PAGES: Final = {"/healthz": _healthy, "/readyz": _ready, "/v1/models": _models}
+_FRONT: Final = msgspec.json.encode(
+    {
+        "name": "Potluck",
+        "version": potluck.__version__,
+        "openai": "/v1",
+        "models": "/v1/models",
+        "api": gate.PREFIX,
+        "docs": gate.PREFIX + "/docs",
+        "ready": "/readyz",
+        "key": "Models, answers and the API ask for the header 'Authorization: Bearer pk_...'.",
+    }
+)
+_PAGES: Final = {"/": _front, "/healthz": _healthy, "/readyz": _ready, "/v1/models": _models}

@@ -52,6 +52,8 @@ def add(api: FastAPI) -> None:
             swagger_js_url=PREFIX + "/docs/files/swagger-ui-bundle.js",
             swagger_css_url=PREFIX + "/docs/files/swagger-ui.css",
             swagger_favicon_url=PREFIX + "/docs/files/favicon-32x32.png",
+            # Otherwise the page of a pool with a public name asks a validator elsewhere.
+            swagger_ui_parameters={"validatorUrl": None},
         )
 
     api.mount(PREFIX + "/docs/files", StaticFiles(directory=str(swagger_ui_path)))
