@@ -54,9 +54,11 @@ def announced(up: "subprocess.Popen[str]") -> dict | None:
         return None
     pool = json.loads(line)
     if "error" in pool:
-        print(f"error: {pool['error']['message']}\nmend: {pool['error']['mend']}", file=sys.stderr)
+        for error in (pool["error"], *pool["error"].get("more", ())):
+            print(f"error: {error['message']}\nmend: {error['mend']}", file=sys.stderr)
         return None
-    print(f"The pool is up at {pool['url']} with {pool['nodes']} nodes.\n")
+    nodes = "1 node" if pool["nodes"] == 1 else f"{pool['nodes']} nodes"
+    print(f"The pool is up at {pool['url']} with {nodes}.\n")
     return pool
 
 

@@ -1,10 +1,12 @@
 """The command line's own parts in one process: words, tables, settings, and a terminal's edge."""
 
+import http.server
 import io
 import json
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from potluck.cli.failures import CommandError
 from potluck.cli.folder import DataFolder
 from potluck.cli.progress import Starting
 from potluck.cli.wrapping import Wrapping
+from potluck.client.client import _refused
 from potluck.core.refusals import Refusal
 from potluck.messages.views import (
     AcceleratorView,
@@ -207,6 +210,12 @@ def test_a_ledger_of_large_amounts_fits(terminal: io.StringIO) -> None:
     assert_fits(terminal.getvalue())
 
 
+def test_no_column_vanishes_on_a_narrow_screen(terminal: io.StringIO) -> None:
+    output.screen.width = 30
+    output.table(("~kind", "amount"), [("starting credit", "1" * 28)])
+    assert "startingcredit" in re.sub(r"[\s1]", "", terminal.getvalue())
+
+
 def test_a_hold_shows_both_ends_that_its_json_names(terminal: io.StringIO) -> None:
     hold = HoldView(f"hold_{ULID}", "acc_a", "gw_a", 10**6, 110, NOW_MS, NOW_MS + 900_000, "open")
     row = pool._hold_row(hold)
@@ -343,6 +352,33 @@ def test_what_is_said_first_stands_first() -> None:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True,
     )  # fmt: skip
     assert done.stdout == "answer\na bill\n"
+
+
+def test_a_refused_parameter_is_named() -> None:
+    frame = {"error": {"message": "Expected `int` <= 9", "code": "invalid_request", "param": "n"}}
+    assert str(_refused(frame, 400)) == "n: Expected `int` <= 9"
+
+
+@pytest.mark.parametrize("status", [200, 404])
+def test_what_is_no_pool_is_named_so(tmp_path: Path, status: int) -> None:
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_port}"
+        done = potluck("status", "--url", url, "--api-key", "x", "--data-dir", str(tmp_path))
+        other.shutdown()
+    assert done.returncode == (1 if status == 200 else 3)
+    assert "pool" in done.stderr
+    assert "check --url" in done.stderr
+    assert "html" not in done.stderr
 
 
 # Settings

@@ -31,6 +31,9 @@ STYLES = {
 }
 
 
+_FLEXIBLE_MIN: Final = 6
+
+
 class _Errors(Console):
     """Both streams may lead to one place: what was said first must stand there first."""
 
@@ -95,7 +98,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
             justify="right" if column.startswith(">") else "left",
             no_wrap=not flexible,
             overflow="fold",
-            min_width=None if flexible else widest,
+            # On the narrowest screen a column still shows something.
+            min_width=min(widest, _FLEXIBLE_MIN) if flexible else widest,
         )
     for row in cells:
         shown.add_row(*(styled(cell) for cell in row))

@@ -4,6 +4,7 @@ For programs written for OpenAI, use their own client with `base_url=<url>/v1`; 
 that API has no words for: nodes, money, receipts.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
@@ -187,13 +188,18 @@ def _refused_response(response: httpx.Response) -> PotluckError:
     try:
         return _refused(msgspec.json.decode(response.content), response.status_code)
     except (msgspec.MsgspecError, KeyError, TypeError):
-        text = f"{response.status_code} {response.text[:200]}"
-        return PotluckError(text, Refusal.INTERNAL, response.status_code)
+        # A pool says why; this is something else, or something between it and us.
+        text = f"{response.url} answered {response.status_code}, and not as a pool does"
+        fault = Refusal.INTERNAL if response.status_code >= 500 else Refusal.NOT_FOUND
+        return PotluckError(text, fault, response.status_code)
 
 
 def _refused(frame: Any, status: int) -> PotluckError:
     error = frame["error"]
-    return PotluckError(error["message"], error.get("code") or Refusal.INTERNAL, status)
+    message, param = error["message"], error.get("param")
+    if param and not re.search(rf"\b{re.escape(param)}\b", message):
+        message = f"{param}: {message}"
+    return PotluckError(message, error.get("code") or Refusal.INTERNAL, status)
 
 
 def _unreachable(http: httpx.Client, error: httpx.HTTPError) -> PotluckError:
