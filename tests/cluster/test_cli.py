@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,12 +19,14 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from potluck.cli import connection, main, mends, output, settings, up
-from potluck.cli.commands import keys, pool, receipts
+from potluck.cli.commands import keys, pool, receipts, run
 from potluck.cli.failures import CommandError
 from potluck.cli.folder import DataFolder
+from potluck.cli.founding import CredentialsFile
 from potluck.cli.progress import Starting
 from potluck.cli.wrapping import Wrapping
 from potluck.client.client import _refused
+from potluck.core import parameters
 from potluck.core.refusals import Refusal
 from potluck.messages.views import (
     AcceleratorView,
@@ -199,6 +202,15 @@ def test_lists_fit_and_are_never_bare(
     answers: dict[str, Any],
 ) -> None:  # fmt: skip
     assert_fits(shown_by(monkeypatch, terminal, command, **answers))
+
+
+def test_the_readme_says_how_long_money_is_on_hold() -> None:
+    page = " ".join((Path(__file__).parents[2] / "README.md").read_text().split())
+    assert parameters.hold_block_micro == parameters.MICRO_PER_CREDIT
+    assert "up to one credit" in page
+    assert parameters.hold_life_ms == 10 * 60_000
+    assert "Ten minutes after the last request" in page
+    assert f"free {parameters.hold_grace_ms // 60_000} minutes after the hold expires" in page
 
 
 def test_a_ledger_of_large_amounts_fits(terminal: io.StringIO) -> None:
@@ -433,6 +445,26 @@ def test_a_missing_model_and_a_taken_port_are_told_together(tmp_path: Path) -> N
     assert f"port {port} cannot be used" in plain.stderr
     assert "/nowhere.gguf cannot be read" in plain.stderr
     assert [one["code"] for one in (error, *error["more"])] == ["port_in_use", "invalid_setting"]
+
+
+# What `up` says
+
+
+@pytest.mark.parametrize(("number", "text"), [(1, "1 node."), (2, "2 nodes.")])
+def test_up_says_whose_key_it_prints(
+    tmp_path: Path, terminal: io.StringIO, number: int, text: str
+) -> None:
+    started: Any = SimpleNamespace(
+        folder=DataFolder(tmp_path / "my pool"),
+        settings=settings.UpSettings(port=0, nodes=number, model=None),
+        owner=CredentialsFile(url="http://127.0.0.1:1", api_key="pk_" + 60 * "x", account="acc"),
+    )
+    run._welcome(started)
+    said = terminal.getvalue()
+    assert text in said
+    assert "admin's key" in said
+    assert f"  export OPENAI_API_KEY={started.owner.api_key}\n" in said
+    assert f"keys create NAME --data-dir '{tmp_path}/my pool'\n" in said
 
 
 # What `up` waits for

@@ -115,6 +115,28 @@ def test_settings_that_cannot_be(tmp_path: Path, options: list[str]) -> None:
     assert json.loads(done.stdout)["error"]["mend"]
 
 
+def test_it_says_why_an_engine_cannot_load_its_model(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(pools.TINY.read_bytes()[:1_000_000])
+    process = subprocess.Popen(
+        [*pools.command(tmp_path / "data"), "--model", str(broken)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        error, mend = process.stderr.readline(), process.stderr.readline()
+        assert error.startswith("error: node-")
+        assert "cannot serve broken: " in error
+        assert "corrupted or incomplete" in error
+        assert mend.startswith("mend: ")
+        assert "--model" in mend
+        assert str(tmp_path / "data" / "nodes") in mend
+    finally:
+        process.send_signal(signal.SIGINT)
+        said, _ = process.communicate(timeout=pools.END_S)
+    assert said == ""
+
+
 def test_a_settings_file_is_read_and_checked(tmp_path: Path) -> None:
     (tmp_path / "potluck.toml").write_text('nodes = "two"\n')
     done = subprocess.run(
