@@ -33,7 +33,7 @@ def ask(folder: Path, said: bytes, step: int = 1 << 16, close: bool = True) -> t
                 assert await connection.get("/x") == 200
                 return await connection.body(), connection.reusable
         finally:
-            assert len(connection._buffer) < 2 * http._BUFFER_BYTES_MAX
+            assert connection._unread_bytes < 2 * http._UNREAD_BYTES_MAX
             connection.close()
             server.close()
             for writer in writers:

@@ -3,6 +3,7 @@
 Rule: an attempt is begun once. Its end is remembered, so that a repeat is answered alike.
 """
 
+import asyncio
 import logging
 from collections import OrderedDict
 
@@ -35,6 +36,7 @@ class Intake:
         self._live: dict[Key, Attempt] = {}
         self._ended: OrderedDict[Key, tuple[str, Done | Failed]] = OrderedDict()
         self._watching = False
+        self._dropped = False
         self.accepting = True
 
     def resume(self) -> None:
@@ -55,9 +57,33 @@ class Intake:
         )
 
     def receive(self, gateway: GatewayId, body: "bytes | memoryview") -> None:
-        """One batch of a gateway's words. Raises `msgspec.DecodeError`."""
+        """One batch of a gateway's words. Raises `msgspec.DecodeError`.
+
+        Orders first: while the engine works on them, there is time to close the books of others.
+        """
+        others: list[ToNode] = []
+        begun = False
         for item in serve_decoder.decode(body).items:
-            self._receive(gateway, item)
+            if type(item) is Infer:
+                begun = True
+                self._receive(gateway, item)
+            else:
+                others.append(item)
+        if begun and others:
+            asyncio.get_running_loop().call_soon(self._receive_others, gateway, others)
+        else:
+            self._receive_others(gateway, others)
+
+    def _receive_others(self, gateway: GatewayId, items: list[ToNode]) -> None:
+        for item in items:
+            if self._dropped:
+                return
+            try:
+                self._receive(gateway, item)
+            except Exception:
+                # A mistake about one attempt must not lose what is said about the next.
+                self._world.counters["attempt_errors"] += 1
+                log.exception("%s from %s", type(item).__name__, gateway)
 
     def _receive(self, gateway: GatewayId, item: ToNode) -> None:
         key = (item.request, item.attempt)
@@ -166,6 +192,7 @@ class Intake:
             attempt.interrupt()
 
     def drop(self) -> None:
+        self._dropped = True
         for attempt in list(self._live.values()):
             attempt.drop()
         self._live.clear()

@@ -110,15 +110,15 @@ class LlamaClient:
             counted, rest = 0, b""
             while part := await connection.read():
                 events, rest = _events(rest + part if rest else part)
+                if events and counted == 0 and events[0].error is None:
+                    yield Prefilled(events[0].tokens_evaluated)
+                piece = _piece(events, counted, ask.top_logprobs)
+                if piece is not None:
+                    counted += len(piece.token_ids)
+                    yield piece
                 for event in events:
                     if event.error is not None:
                         raise _refused(event.error)
-                    if counted == 0:
-                        yield Prefilled(event.tokens_evaluated)
-                    piece = _piece(event, counted, ask.top_logprobs)
-                    if piece is not None:
-                        counted += len(piece.token_ids)
-                        yield piece
                     if event.stop:
                         yield _finish(event)
         except http.BrokenAnswerError as error:
@@ -222,16 +222,26 @@ def _events(said: bytes) -> tuple[list[_Event], bytes]:
     return events, rest
 
 
-def _piece(event: _Event, counted: int, top_logprobs: int | None) -> Piece | None:
-    """What is new in this event; tokens that were counted and not named come first."""
-    unnamed = event.tokens_predicted - counted - len(event.tokens)
-    if unnamed < 0 or (unnamed == 0 and not event.tokens and not event.content):
+def _piece(events: Sequence[_Event], counted: int, top_logprobs: int | None) -> Piece | None:
+    """What is new in all that was read at once; tokens that were counted and not named come before
+    the next that is named."""
+    ids: list[int] = []
+    texts: list[str] = []
+    logprobs: list[bytes] = []
+    for event in events:
+        unnamed = event.tokens_predicted - counted - len(ids) - len(event.tokens)
+        if unnamed < 0:
+            continue
+        if unnamed:
+            ids += (UNKNOWN_TOKEN,) * unnamed
+        ids += event.tokens
+        texts.append(event.content)
+        if top_logprobs is not None and event.completion_probabilities:
+            logprobs.append(_logprobs(event.completion_probabilities, top_logprobs))
+    text = "".join(texts)
+    if not ids and not text:
         return None
-    ids = (*(UNKNOWN_TOKEN,) * unnamed, *event.tokens)
-    logprobs = b""
-    if top_logprobs is not None and event.completion_probabilities:
-        logprobs = _logprobs(event.completion_probabilities, top_logprobs)
-    return Piece(ids, event.content.encode(), logprobs)
+    return Piece(tuple(ids), text.encode(), b",".join(logprobs) if logprobs else b"")
 
 
 def _logprobs(entries: Sequence[_Probability], top: int) -> bytes:

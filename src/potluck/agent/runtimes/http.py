@@ -1,6 +1,7 @@
-"""Just enough HTTP/1.1 for an engine behind a unix socket: one request a time, answers streamed.
+"""HTTP/1.1 to an engine behind a unix socket: one request a time, answers streamed.
 
-Nothing here trusts the engine: the lengths it announces are bounded.
+Nothing here trusts the engine: what it says without being read, and without saying anything, is
+bounded.
 """
 
 import asyncio
@@ -10,11 +11,14 @@ import stat
 from pathlib import Path
 from typing import cast
 
+import httptools
+
 from potluck.core import parameters
 
 _HEAD_BYTES_MAX = 64 * 1024
-_BUFFER_BYTES_MAX = parameters.engine_line_bytes_max + _HEAD_BYTES_MAX
-"""Beyond this the engine is not read: the longest chunk fits, and little more."""
+"""Of heads, lengths of chunks and trailers, before the next byte of a body."""
+_UNREAD_BYTES_MAX = parameters.engine_line_bytes_max + _HEAD_BYTES_MAX
+"""Beyond this the engine is not read: the longest line fits, and little more."""
 
 
 class BrokenAnswerError(Exception):
@@ -24,17 +28,25 @@ class BrokenAnswerError(Exception):
 class Connection(asyncio.Protocol):
     """Reused between requests, for as long as each answer was read to its end.
 
-    A protocol with one buffer: a stream reader costs a task switch and two copies for each token.
+    A protocol of its own: a stream reader costs a task switch and two copies for each token.
     """
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
+        self._parts: list[bytes] = []
+        # What the parser calls for each part of a body, without a step through Python.
+        self.on_body = self._parts.append
+        self._parser = httptools.HttpResponseParser(self)
+        self._unread_bytes = 0
+        self._mute_bytes = 0
+        """Since the last byte of a body."""
         self._waiter: asyncio.Future[None] | None = None
-        self._ended = False
+        self._ended = ""
+        """Why nothing more will come."""
         self._paused = False
-        self._left: int | None = None
-        """Bytes of a body whose length was announced; None: it comes in chunks."""
+        self._asked = False
+        self._status = 0
+        """Of the answer whose head was read last; 0: of none since the question."""
         self._over = True
         self._close_after = False
         self.reusable = False
@@ -44,19 +56,48 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        if len(self._buffer) >= _BUFFER_BYTES_MAX and not self._paused:
+        said = len(self._parts)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._break(f"no answer: {error}")
+        if len(self._parts) > said or self._over:
+            self._mute_bytes = 0
+        else:
+            self._mute_bytes += len(data)
+            if self._mute_bytes > _HEAD_BYTES_MAX:
+                self._break("the answer has too much beside its body")
+        self._unread_bytes += len(data)
+        if self._unread_bytes >= _UNREAD_BYTES_MAX and not self._paused:
             assert self._transport is not None
             self._paused = True
             self._transport.pause_reading()
         self._wake()
 
+    def on_message_begin(self) -> None:
+        if not self._asked:
+            self._ended = "the engine spoke unasked"
+        self._asked = False
+
+    def on_headers_complete(self) -> None:
+        self._status = self._parser.get_status_code()
+
+    def on_message_complete(self) -> None:
+        self._over = True
+        self._close_after = not self._parser.should_keep_alive()
+
     def eof_received(self) -> None:
-        self._ended = True
-        self._wake()
+        self._end("the answer broke off")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._ended = True
+        self._end("the answer broke off")
+
+    def _break(self, why: str) -> None:
+        self._end(why)
+        self.close()
+
+    def _end(self, why: str) -> None:
+        self._ended = self._ended or why
         self._wake()
 
     def _wake(self) -> None:
@@ -64,13 +105,9 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     async def _more(self) -> None:
-        """Returns when there is more in the buffer."""
+        """Returns when there is more to read."""
         if self._ended:
-            raise BrokenAnswerError("the answer broke off")
-        if self._paused:
-            assert self._transport is not None
-            self._paused = False
-            self._transport.resume_reading()
+            raise BrokenAnswerError(self._ended)
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter
@@ -90,26 +127,12 @@ class Connection(asyncio.Protocol):
 
     async def _ask(self, question: bytes) -> int:
         assert self._transport is not None
-        self.reusable = False
+        self.reusable = self._over = False
+        self._asked, self._status = True, 0
         self._transport.write(question)
-        while (end := self._buffer.find(b"\r\n\r\n")) < 0:
-            if len(self._buffer) > _HEAD_BYTES_MAX:
-                raise BrokenAnswerError("no answer's head: it is too long")
+        while not self._status:
             await self._more()
-        try:
-            status_line, *lines = self._buffer[:end].decode("latin-1").split("\r\n")
-            status = int(status_line.split(" ", 2)[1])
-            headers = _headers(lines)
-            chunked = "chunked" in headers.get("transfer-encoding", "")
-            self._left = None if chunked else int(headers.get("content-length", "0"))
-        except (ValueError, IndexError) as error:
-            raise BrokenAnswerError(f"no answer's head: {error}") from error
-        if self._left is not None and not 0 <= self._left <= parameters.body_bytes_max * 2:
-            raise BrokenAnswerError("the answer is too long")
-        del self._buffer[: end + 4]
-        self._over = self._left == 0
-        self._close_after = headers.get("connection", "").lower() == "close"
-        return status
+        return self._status
 
     async def body(self) -> bytes:
         """The whole answer."""
@@ -122,73 +145,31 @@ class Connection(asyncio.Protocol):
 
     async def read(self) -> bytes:
         """What has come of the answer's body, as soon as there is something; empty: its end."""
-        while not self._over:
-            part = self._whole_chunks() if self._left is None else self._announced()
-            if part:
-                return part
-            if not self._over:
-                await self._more()
-        self.reusable = not self._close_after
-        return b""
-
-    def _announced(self) -> bytes:
-        assert self._left is not None
-        part = bytes(self._buffer[: self._left])
-        del self._buffer[: self._left]
-        self._left -= len(part)
-        self._over = self._left == 0
+        while not self._parts:
+            if self._over:
+                self.reusable = not self._close_after and not self._ended
+                return b""
+            await self._more()
+        part = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._unread_bytes = 0
+        if self._paused:
+            assert self._transport is not None
+            self._paused = False
+            self._transport.resume_reading()
         return part
-
-    def _whole_chunks(self) -> bytes:
-        """All that are complete (RFC 9112, 7.1)."""
-        buffer, at = self._buffer, 0
-        parts = []
-        while (line_end := buffer.find(b"\r\n", at)) >= 0:
-            size = _chunk_size(bytes(buffer[at:line_end]))
-            begin, end = line_end + 2, line_end + 2 + size
-            if size == 0:
-                if (trailer_end := buffer.find(b"\r\n", begin)) >= 0:
-                    self._over = True
-                    at = trailer_end + 2
-                break
-            if len(buffer) < end + 2:
-                break
-            parts.append(bytes(buffer[begin:end]))
-            at = end + 2
-        else:
-            if len(buffer) - at > _HEAD_BYTES_MAX:
-                raise BrokenAnswerError("the answer broke off: no chunk's length")
-        if len(buffer) >= _BUFFER_BYTES_MAX and at == 0:
-            raise BrokenAnswerError("the answer is too long")
-        del buffer[:at]
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     @property
     def stale(self) -> bool:
         """Closed, or it said something that nobody asked for."""
-        return self._ended or bool(self._buffer)
+        return bool(self._ended)
 
     def close(self) -> None:
         """At once: this is how an engine learns that nobody wants the rest."""
-        self._ended = True
+        self._ended = self._ended or "the connection was closed"
         if self._transport is not None:
             with contextlib.suppress(RuntimeError):
                 self._transport.abort()
-
-
-def _chunk_size(line: bytes) -> int:
-    try:
-        size = int(line.partition(b";")[0], 16)
-    except ValueError as error:
-        raise BrokenAnswerError(f"the answer broke off: {error}") from error
-    if not 0 <= size <= parameters.engine_line_bytes_max:
-        raise BrokenAnswerError("a chunk of the answer is too long")
-    return size
-
-
-def _headers(lines: list[str]) -> dict[str, str]:
-    pairs = (line.partition(":") for line in lines if line)
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 async def connect(socket: Path) -> Connection:
