@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/ready
 REQUIREMENTS := requirements/base.txt requirements/dev.txt requirements/engines.txt
 
-.PHONY: setup check test run bench lock
+.PHONY: setup check test run bench wheel lock
 
 setup: $(READY)
 
@@ -33,6 +33,11 @@ run: setup
 bench: setup
 	tools/system-packages packages-bench.txt
 	$(BIN)/python bench/run.py
+
+# What one installs elsewhere: the token path compiled (ADR 0011). Needs a C compiler, Python.h.
+wheel: setup
+	rm -rf build dist
+	POTLUCK_COMPILE=1 $(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 # After a change of requirements/*.in. The locks name no registry.
 lock:

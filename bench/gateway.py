@@ -3,10 +3,12 @@
 One run starts the real thing: nats-server, coordinator, agent and gateway, a fake engine behind
 both paths, and nginx as the peer. Gateway and nginx are pinned to core 0, all else to core 1.
 
-    python bench/gateway.py [--seconds 5] [--json out.json] [--check]
+    python bench/gateway.py [--seconds 5] [--json out.json] [--check] [--pure]
 
-Needs `cc` and `nginx`. Ratios in one run matter; absolute figures depend on the machine. "chunk" is
-one chunk of the engine (the load generator's `@ns@` marks); frames a chunk are printed beside it.
+Measures the package as its wheel has it, the token path compiled (ADR 0011); `--pure`: as it stands
+in the sources. Needs `make`, `cc`, Python.h and `nginx`. Ratios in one run matter; absolute figures
+depend on the machine. "chunk" is one chunk of the engine (the load generator's `@ns@` marks);
+frames a chunk are printed beside it.
 Added latency is the whole way: gateway, bus, agent and back, with its journal on a disk.
 """
 
@@ -24,13 +26,16 @@ import sys
 import tempfile
 import time
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent
 BUILD = HERE / "build"
+SITE = BUILD / "site"
 POOL, COORDINATOR = "bench", "co_bench"
 KEY = "pk_" + "B" * 43
 MODEL = "fake"
@@ -184,12 +189,27 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def build() -> None:
+def build(pure: bool) -> None:
     BUILD.mkdir(exist_ok=True)
+    if not pure:
+        build_package()
     for name in ("engine", "loadgen"):
         source, binary = HERE / "peers" / f"{name}.c", BUILD / name
         if not binary.exists() or binary.stat().st_mtime < source.stat().st_mtime:
             subprocess.run(["cc", "-O2", "-w", "-o", binary, source], check=True)
+
+
+def build_package() -> None:
+    """The wheel, unpacked beside the sources; anew when one of them is newer."""
+    newest = max(path.stat().st_mtime for path in [ROOT / "setup.py", *ROOT.glob("src/**/*.py")])
+    if SITE.exists() and SITE.stat().st_mtime > newest:
+        return
+    shutil.rmtree(SITE, ignore_errors=True)
+    print("compiling the token path; about a minute", file=sys.stderr)
+    subprocess.run(["make", "--silent", "wheel"], cwd=ROOT, check=True)
+    (wheel,) = (ROOT / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(SITE)
 
 
 def nginx_config(folder: Path, port: int, upstream: int) -> Path:
@@ -213,10 +233,11 @@ http {{
 
 
 @contextlib.contextmanager
-def stage() -> Iterator[Stage]:
+def stage(pure: bool = False) -> Iterator[Stage]:
     from potluck.adapters.nats import credentials, server
 
-    build()
+    build(pure)
+    environment = {**os.environ} if pure else {**os.environ, "PYTHONPATH": str(SITE)}
     with contextlib.ExitStack() as stack:
         # A short path: a unix socket's name has at most 107 bytes.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gwb")))
@@ -233,8 +254,9 @@ def stage() -> Iterator[Stage]:
         def start(name: str, core: int, argv: list[str]) -> None:
             log = stack.enter_context((folder / f"{name}.log").open("wb"))
             process = subprocess.Popen(
-                argv, stdout=log, stderr=log, preexec_fn=lambda: os.sched_setaffinity(0, {core})
-            )
+                argv, stdout=log, stderr=log, env=environment,
+                preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+            )  # fmt: skip
             stack.callback(end, process, name, folder)
             pids[name] = process.pid
 
@@ -392,8 +414,9 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=5.0)
     arguments.add_argument("--json", type=Path)
     arguments.add_argument("--check", action="store_true", help="fail if a limit is missed")
+    arguments.add_argument("--pure", action="store_true", help="nothing compiled")
     asked = arguments.parse_args()
-    with stage() as made:
+    with stage(asked.pure) as made:
         found = measure(made, asked.seconds)
     rows = table(found)
     show(rows)

@@ -15,7 +15,7 @@ from potluck.core.refusals import Refusal
 SEAL_BYTES = 16
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class Purse:
     """A standing hold in a gateway's memory.
 

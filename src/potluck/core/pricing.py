@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from potluck.core import parameters
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Price:
     """Micro-credits per million tokens; the fee in basis points comes on top."""
 
@@ -18,7 +18,7 @@ class Price:
     fee_basis_points: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cost:
     provider_micro: int
     fee_micro: int

@@ -13,7 +13,7 @@ from potluck.core.pricing import Cost, Price
 from potluck.core.refusals import Refusal
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """The part of a receipt that money depends on."""
 
@@ -108,7 +108,7 @@ def correction(settled: Cost, countersigned_micro: int, price: Price) -> Cost:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Delivered:
     """What a gateway countersigns."""
 

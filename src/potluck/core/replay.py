@@ -10,7 +10,7 @@ from potluck.core import parameters
 from potluck.core.ids import BootId
 
 
-@dataclass(slots=True)
+@dataclass
 class Window:
     """Per sender; changed in place, since it is met by every message."""
 

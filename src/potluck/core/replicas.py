@@ -12,7 +12,7 @@ from potluck.core.nodes import Liveness
 from potluck.core.pricing import Price
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Replica:
     """One loaded copy of a model on one node."""
 
@@ -36,7 +36,7 @@ class Replica:
         return (self.node, self.digest)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Table:
     epoch: str = ""
     """Names the coordinator's counting: an offset means nothing under another epoch."""
@@ -44,7 +44,7 @@ class Table:
     replicas: Mapping[tuple[NodeId, Digest], Replica] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Delta:
     epoch: str
     follows: int
@@ -54,7 +54,7 @@ class Delta:
     removed: tuple[tuple[NodeId, Digest], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gap:
     """The whole table must be asked for."""
 

@@ -19,7 +19,7 @@ from potluck.ports.keys import Signer
 Attempt = tuple[RequestId, int]
 
 
-@dataclass(slots=True)
+@dataclass
 class _Said:
     leaf: bytes
     first_ms: int

@@ -17,7 +17,7 @@ from potluck.messages.queries import KeyRecord, Query
 from potluck.ports.clock import Clock
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Known:
     answer: KeyRecord | Refusal
     until_ms: int

@@ -23,7 +23,7 @@ from potluck.ports.ids import Ids
 Attempt = tuple[RequestId, int]
 
 
-@dataclass(slots=True)
+@dataclass
 class Held:
     """One hold: its purse, the key that seals grants on it, and what waits for settlement."""
 

@@ -48,7 +48,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     finish: FinishReason | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Failure:
     refusal: Refusal
     message: str
@@ -60,7 +60,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     cost_micro: int
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Life:
     """One request (one choice of what a client asked), changed in place."""
 
