@@ -11,6 +11,7 @@ import pytest
 
 from potluck.adapters.nats import credentials, server
 from potluck.adapters.nats.bus import NatsBus
+from potluck.core import parameters
 from potluck.messages import subjects
 from potluck.ports.bus import Bus, BusClosedError, BusTimeoutError, Delivery
 from potluck.simulator.network import Network
@@ -239,5 +240,25 @@ def test_bytes_that_are_no_text_do_not_deafen(tmp_path: Path) -> None:
             gateway.publish(subject, b"bad")
             gateway.publish(subject, b"good")
             await until(lambda: bool(heard) and heard[-1].payload == b"good")
+
+    asyncio.run(main())
+
+
+def test_who_listens_to_too_much_is_cut_off(tmp_path: Path) -> None:
+    async def listen(bus: Bus, ears: int) -> None:
+        for index in range(ears):
+            await bus.subscribe(f"{subjects.inbox_prefix(NODE)}.{index}", lambda _: None)
+
+    async def main() -> None:
+        async with nats(tmp_path) as world:
+            gateway = await world.connect(GATEWAY)
+            heard: list[Delivery] = []
+            await gateway.subscribe(subjects.received_by(POOL, GATEWAY), heard.append)
+            with pytest.raises(BusClosedError):
+                await listen(await world.connect(NODE), parameters.bus_subscriptions_max * 2)
+            honest = await world.connect(NODE)
+            await listen(honest, 3)
+            honest.publish(subjects.subject(POOL, NODE, "frames", GATEWAY), b"others work on")
+            await until(lambda: bool(heard))
 
     asyncio.run(main())

@@ -58,6 +58,8 @@ finished_attempts_kept: Final = 4_096
 # Bodies and queues
 body_bytes_max: Final = 4 * 1024 * 1024
 payload_bytes_max: Final = 8 * 1024 * 1024
+bus_subscriptions_max: Final = 64
+"""Of one connection; each identity needs three or fewer."""
 messages_per_request_max: Final = 4_096
 json_depth_max: Final = 32
 fields_per_request_max: Final = 256

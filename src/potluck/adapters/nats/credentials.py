@@ -17,6 +17,7 @@ from typing import Any
 import nkeys
 
 from potluck.adapters.keys import write_private
+from potluck.core import parameters
 from potluck.core.ids import ANY_COORDINATOR
 from potluck.messages import subjects
 from potluck.messages.subjects import Verb
@@ -133,7 +134,11 @@ class Authority:
 
     def _user(self, issuer: str, identity: str, claims: dict[str, Any]) -> bytes:
         pair = nkeys.from_seed(bytearray(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)))
-        limits = {"subs": _UNLIMITED, "data": _UNLIMITED, "payload": _UNLIMITED}
+        # Nobody fills the server's memory with ears, nor a peer's with one message.
+        limits = {
+            "subs": parameters.bus_subscriptions_max, "data": _UNLIMITED,
+            "payload": parameters.payload_bytes_max,
+        }  # fmt: skip
         jwt = _mint(self._pairs[issuer], _public(pair), identity, {**claims, **limits})
         return _credentials_file(jwt, bytes(pair.seed).decode())
 
