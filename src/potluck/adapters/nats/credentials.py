@@ -134,10 +134,9 @@ class Authority:
 
     def _user(self, issuer: str, identity: str, claims: dict[str, Any]) -> bytes:
         pair = nkeys.from_seed(bytearray(nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)))
-        # Nobody fills the server's memory with ears, nor a peer's with one message.
+        # Nobody fills the server's memory with ears; the size of a message is the server's limit.
         limits = {
-            "subs": parameters.bus_subscriptions_max, "data": _UNLIMITED,
-            "payload": parameters.payload_bytes_max,
+            "subs": parameters.bus_subscriptions_max, "data": _UNLIMITED, "payload": _UNLIMITED,
         }  # fmt: skip
         jwt = _mint(self._pairs[issuer], _public(pair), identity, {**claims, **limits})
         return _credentials_file(jwt, bytes(pair.seed).decode())
